@@ -25,13 +25,10 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     presence_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
-        None  # alternatives reported beside each output token
-    )
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives reported beside each output token
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: (
-        Annotated[str, Meta(min_length=1)]
-        | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)]
+        Annotated[str, Meta(min_length=1)] | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)]
     ) = []
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] = []
     ignore_eos: bool = False
@@ -100,9 +97,7 @@ class Reply(Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason
     text: str
     usage: Usage
-    stop_reason: int | str | None = (
-        None  # what matched: a token id, a stop string, or "context" when it was full
-    )
+    stop_reason: int | str | None = None  # what matched: a token id, a stop string, or "context" when it was full
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     error: ReplyError | None = None
