@@ -1,0 +1,53 @@
+"""Every default in one table; the options of the command line are made from it (``options.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+ENV_PREFIX = "TOKENMILL_"
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The defaults; a name ends in its unit (``_s`` seconds, ``_ms`` milliseconds, ``_bytes``, ``_tokens``)."""
+
+    # where
+    redis: str | None = _setting(None, "Redis or Valkey: redis://HOST:PORT/DB.")
+    queue: str = _setting("default", "Name of the queue.")
+    # a worker
+    model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, llamacpp:PATH, toy, or module:attr.")
+    slots: int = _setting(8, "Requests that one worker runs at the same time.")
+    workers: int = _setting(2, "Worker processes to start.")
+    max_context: int = _setting(2048, "Tokens that one slot can hold, prompt and output together.")
+    max_step_tokens: int = _setting(512, "Tokens computed in one step at most; longer prompts take several steps.")
+    checkpoint_tokens: int = _setting(16, "Output tokens between two checkpoints of a request.")
+    block_s: float = _setting(0.25, "Seconds that an idle worker waits on the queue before it looks around.")
+    stall_timeout_s: float = _setting(60.0, "Seconds after which a step that does not end counts as hung.")
+    drain_grace_s: float = _setting(20.0, "Seconds to finish running requests after SIGTERM.")
+    # the broker
+    lease_ms: int = _setting(10_000, "Milliseconds that a worker owns a request without renewing it.")
+    reply_ttl_ms: int = _setting(3_600_000, "Milliseconds that a reply is kept.")
+    max_payload_bytes: int = _setting(256 * 1024, "Largest request, as JSON.")
+
+
+DEFAULTS = Settings()
+
+
+def flag(name: str) -> str:
+    """Option of a setting: ``max_context`` → ``--max-context``; seconds are the unit when none is said."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def envvar(name: str) -> str:
+    """Environment name of a setting: ``max_context`` → ``TOKENMILL_MAX_CONTEXT``, ``block_s`` → ``TOKENMILL_BLOCK``."""
+    return ENV_PREFIX + name.removesuffix("_s").upper()
+
+
+def help_text(name: str) -> str:
+    """What a setting means, in one line."""
+    return next(str(f.metadata["help"]) for f in fields(Settings) if f.name == name)
