@@ -1,4 +1,4 @@
-"""The Model protocol: what the batcher asks of a language model."""
+"""The Model protocol: what the batcher asks of a language model, and how a plain function becomes one."""
 
 from __future__ import annotations
 
@@ -33,16 +33,24 @@ class Batch:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def rows(self, first: int, last: int) -> Batch:
+        """The batch of rows ``first`` up to, not including, ``last``."""
+        before, end = int(self.lengths[:first].sum()), int(self.lengths[:last].sum())
+        part = slice(first, last)
+        return Batch(
+            self.slots[part], self.starts[part], self.lengths[part], self.tokens[before:end], self.complete[part]
+        )
+
 
 @runtime_checkable
 class Model(Protocol):
     """A language model with ``capacity`` slots, each with a context of its own.
 
     Calling ``forward`` again with the same (slot, tokens, start), or with an earlier start, is allowed: tokens at and
-    after ``start`` are then computed anew.
+    after ``start`` are then computed anew. So a new request takes over a slot by starting at 0.
     """
 
-    vocab_size: int
+    vocab_size: int | None  # None: unknown, any id ≥ 0 is taken; never None when gives_logits
     eos_token_ids: tuple[int, ...]
     max_context: int | None  # tokens a slot can hold, prompt and output together; None: no limit
     gives_logits: bool  # False: forward answers token ids, and sampling parameters cannot be served
@@ -51,10 +59,53 @@ class Model(Protocol):
         """Compute the batch and answer for its complete rows, in order.
 
         Returns float logits ``[complete.sum(), vocab_size]`` when ``gives_logits``, else token ids
-        ``[complete.sum()]``. The batcher may write into the returned array.
+        ``[complete.sum()]``. The batcher reads the array before it calls again and does not write into it.
         """
         ...
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of a slot; 0 empties it."""
         ...
+
+
+class CallableModel:
+    """A plain ``model_next(prefixes)`` behind the Model protocol: it keeps the prefix of every slot."""
+
+    vocab_size: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    max_context: int | None = None
+    gives_logits = False
+
+    def __init__(self, model_next: ModelNext) -> None:
+        self._model_next = model_next
+        self._prefixes: dict[int, list[int]] = {}
+
+    def forward(self, batch: Batch) -> NDArray[Any]:
+        """Token ids ``[complete.sum()]``; the function gets copies, which are its own to change."""
+        tokens = batch.tokens.tolist()
+        complete: list[list[int]] = []
+        first = 0
+        for slot, start, length, ends in zip(
+            batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist(), batch.complete.tolist(), strict=True
+        ):
+            prefix = self._prefixes.setdefault(slot, [])
+            prefix[start:] = tokens[first : first + length]
+            first += length
+            if ends:
+                complete.append(prefix.copy())
+        if not complete:
+            return np.empty(0, np.int32)
+        return np.asarray(self._model_next(complete))
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a slot."""
+        del self._prefixes.setdefault(slot, [])[length:]
+
+
+def as_model(model: Model | ModelNext) -> Model:
+    """The model itself, or a plain function wrapped; TypeError for anything else."""
+    if isinstance(model, Model):
+        return model
+    if callable(model):
+        return CallableModel(model)
+    raise TypeError(f"a model is a function of prefixes or an object with the Model protocol, not {type(model)!r}")

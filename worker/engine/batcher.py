@@ -1,0 +1,275 @@
+"""ContinuousBatcher: requests go in, every step computes all running ones at once, finished ones come out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .faults import Answers, ask, check_health
+from .model import Batch, Model, ModelNext, as_model
+from .params import GenerationParams, token_array
+from .request import Finished, FinishReason, Request, Step, StopReason, TokenLogprobs
+from .sampling import sample
+from .schedule import next_batch
+from .slots import NO_TOKEN, Int64, SlotTable, Stop
+from .waiting import AdmissionKey, WaitingQueue
+
+_log = logging.getLogger("tokenmill.engine")
+_SEED_MASK: Final = 2**64 - 1
+
+
+class ContinuousBatcher:
+    """Runs up to ``capacity`` requests at once over one model, and refills a slot in the step after it is freed.
+
+    ``max_step_tokens`` bounds the tokens of one model call, so that long prompts never stall the others; it must be
+    above ``capacity``. ``admission_key`` orders the waiting requests (smallest first, ties by arrival); without it they
+    are served in the order of arrival. ``rng`` draws the seeds of requests that bring none.
+    """
+
+    def __init__(
+        self,
+        model: Model | ModelNext,
+        capacity: int,
+        *,
+        max_step_tokens: int | None = None,
+        admission_key: AdmissionKey | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
+        if max_step_tokens is not None and max_step_tokens <= capacity:
+            raise ValueError(f"max_step_tokens ({max_step_tokens}) must be above the capacity ({capacity})")
+        self._model = as_model(model)
+        self._capacity = capacity
+        self._max_step_tokens = max_step_tokens
+        self._rng = np.random.default_rng() if rng is None else rng
+        self._table = SlotTable(capacity, self._model.eos_token_ids, self._model.max_context)
+        self._waiting = WaitingQueue(admission_key)
+        self._running: dict[int, Request] = {}
+        self._cancels: dict[int, tuple[FinishReason, StopReason]] = {}
+        self._finished: list[tuple[Finished, Callable[[Finished], object] | None]] = []
+        self._n_submitted = 0
+        self._n_admitted = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots without a request."""
+        return self._capacity - len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, nothing waits and nothing is left to report."""
+        return not (self._running or self._waiting or self._finished)
+
+    def running(self) -> list[int]:
+        """Handles of the requests with a slot, in the order of admission."""
+        return list(self._running)
+
+    def waiting(self) -> list[int]:
+        """Handles of the requests without a slot, in the order of arrival."""
+        return self._waiting.handles()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        output: Sequence[int] = (),
+        request_id: Hashable = None,
+        callback: Callable[[Finished], object] | None = None,
+        params: GenerationParams | None = None,
+        **fields: Any,
+    ) -> int:
+        """Queue a request and return its handle.
+
+        ``output`` resumes a request that has generated these tokens before. ``fields`` are those of GenerationParams,
+        in place of ``params``. ``callback`` gets the Finished at the end of the step in which the request ends.
+        ValueError when the request cannot be served.
+        """
+        if params is not None and fields:
+            raise ValueError(f"give params or fields of it, not both: {', '.join(fields)}")
+        params = GenerationParams(**fields) if params is None else params
+        params.check_model(self._model.vocab_size, self._model.gives_logits)
+        tokens = token_array("prompt", prompt, self._model.vocab_size)
+        if not len(tokens):
+            raise ValueError("the prompt is empty")
+        limit = self._model.max_context
+        if limit is not None and len(tokens) >= limit:
+            raise ValueError(f"the prompt has {len(tokens)} tokens and leaves no room in a context of {limit}")
+        handle = self._n_submitted
+        resumed = token_array("output", output, self._model.vocab_size)
+        self._waiting.push(Request(handle, request_id, tokens, resumed, params, self._seed(params), callback))
+        self._n_submitted += 1
+        return handle
+
+    def cancel(self, handle: int, finish_reason: FinishReason = "cancelled", stop_reason: StopReason = None) -> bool:
+        """End a waiting or running request; False when there is no such request (any more).
+
+        It takes effect at the start of the next step, or at the end of the model call under way. The first call counts.
+        """
+        if handle not in self._running and handle not in self._waiting:
+            return False
+        self._cancels.setdefault(handle, (finish_reason, stop_reason))
+        return True
+
+    def run(self) -> list[Finished]:
+        """Step until nothing runs and nothing waits."""
+        finished: list[Finished] = []
+        while not self.idle:
+            finished += self.step().finished
+        return finished
+
+    def step(self) -> Step:
+        """Admit, compute one batch, give every complete row its next token, retire what ends.
+
+        ModelSickError when the model fails on everything: no request is lost, and the call may be repeated. What had
+        ended by then is reported by the next step.
+        """
+        self._apply_cancels()
+        self._refill()
+        batch = next_batch(self._table, self._max_step_tokens)
+        if not len(batch):
+            return self._report(batch, np.empty(0, np.int64), np.empty(0, np.int32), {})
+        slots = batch.slots.astype(np.int64)
+        handles = self._table.handle[slots]
+        answers = self._ask(batch)
+        self._apply_cancels()
+        # A request may have been cancelled during the call: only rows that still own their slot go on.
+        owned = self._table.handle[slots] == handles
+        self._table.computed[slots[owned]] += batch.lengths[owned]
+        self._retire_failed({int(slots[row]): why for row, why in answers.failed.items() if owned[row]})
+        answers = answers.only(owned[answers.rows])
+        return self._advance(batch, slots[answers.rows], answers)
+
+    def _seed(self, params: GenerationParams) -> int:
+        if params.seed is not None:
+            return params.seed & _SEED_MASK
+        return int(self._rng.integers(2**63)) if params.temperature > 0 else 0
+
+    def _apply_cancels(self) -> None:
+        cancels, self._cancels = self._cancels, {}
+        for handle, (finish_reason, stop_reason) in cancels.items():
+            if handle in self._waiting:
+                request = self._waiting.remove(handle)
+                output = request.output.tolist()
+            else:
+                request, slot = self._running.pop(handle), self._table.slot_of(handle)
+                output = self._table.output(slot)
+                self._table.retire(np.array([slot]))
+            self._finish(request, output, len(output), finish_reason, stop_reason)
+
+    def _refill(self) -> None:
+        """Admit waiting requests until no slot is free or nothing waits."""
+        while self._waiting and self.free_slots:
+            resumed = []
+            for slot in self._table.free()[: len(self._waiting)].tolist():
+                request = self._waiting.pop()
+                self._table.admit(slot, request, self._n_admitted)
+                self._running[request.handle] = request
+                self._n_admitted += 1
+                if len(request.output):
+                    resumed.append(slot)
+            # The last resumed token may have ended the request already; its slot is then free again.
+            if resumed:
+                self._retire_stopped(np.array(resumed, np.int64))
+
+    def _ask(self, batch: Batch) -> Answers:
+        """The model's answers; failed rows are to blame, because the model can do others."""
+        answers = ask(self._model, batch)
+        if len(answers.failed) == len(batch):
+            slot = int(batch.slots[0])
+            self._table.computed[slot] = 0  # the health check empties the slot
+            check_health(self._model, slot)
+        return answers
+
+    def _advance(self, batch: Batch, slots: Int64, answers: Answers) -> Step:
+        """Give each answered slot its next token and retire what stops."""
+        tokens = answers.best
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self._model.gives_logits:
+            tokens, logprobs = sample(answers.values, answers.best, self._table, slots)
+            stuck = tokens == NO_TOKEN
+            if stuck.any():
+                why = "logit_bias, penalties and min_tokens leave no token to choose"
+                self._retire_failed(dict.fromkeys(slots[stuck].tolist(), why))
+                slots, tokens = slots[~stuck], tokens[~stuck]
+        handles = self._table.handle[slots]
+        by_handle = {int(self._table.handle[slot]): entry for slot, entry in logprobs.items()}
+        self._table.append(slots, tokens)
+        self._retire_stopped(slots)
+        return self._report(batch, handles, tokens, by_handle)
+
+    def _retire_failed(self, failed: dict[int, str]) -> None:
+        """Retire slots with an error each."""
+        for slot, why in failed.items():
+            request, output = self._running.pop(int(self._table.handle[slot])), self._table.output(slot)
+            self._finish(request, output, len(output), "error", error=why)
+        self._table.retire(np.array(list(failed), np.int64))
+
+    def _retire_stopped(self, slots: Int64) -> None:
+        """Retire the slots whose last output token ends them."""
+        kinds, matched = self._table.stops(slots)
+        ended = np.flatnonzero(kinds)
+        if not ended.size:
+            return
+        slots, kinds, matched = slots[ended], kinds[ended], matched[ended]
+        handles = self._table.handle[slots]
+        for slot, handle, kind, which in zip(
+            *(array.tolist() for array in (slots, handles, kinds, matched)), strict=True
+        ):
+            request, output = self._running.pop(handle), self._table.output(slot)
+            finish_reason, stop_reason, n_stop = _ending(request.params, output, kind, which)
+            n_generated = len(output)
+            if n_stop and not request.params.include_stop:
+                del output[-n_stop:]
+            self._finish(request, output, n_generated, finish_reason, stop_reason)
+        self._table.retire(slots)
+
+    def _finish(
+        self,
+        request: Request,
+        output: list[int],
+        n_generated: int,
+        finish_reason: FinishReason,
+        stop_reason: StopReason = None,
+        error: str | None = None,
+    ) -> None:
+        self._cancels.pop(request.handle, None)
+        finished = Finished(request.handle, request.request_id, output, n_generated, finish_reason, stop_reason, error)
+        self._finished.append((finished, request.callback))
+
+    def _report(
+        self, batch: Batch, handles: Int64, tokens: NDArray[np.int32], logprobs: dict[int, TokenLogprobs]
+    ) -> Step:
+        """Call the callbacks; a callback may submit and cancel, and its exceptions are only logged."""
+        ended, self._finished = self._finished, []
+        for finished, callback in ended:
+            if callback is not None:
+                try:
+                    callback(finished)
+                except Exception:
+                    _log.warning("the callback of request %r failed", finished.request_id, exc_info=True)
+        return Step(handles, tokens, logprobs, [finished for finished, _ in ended], len(batch), len(batch.tokens))
+
+
+def _ending(params: GenerationParams, output: list[int], kind: int, which: int) -> tuple[FinishReason, StopReason, int]:
+    """finish_reason, stop_reason and the number of output tokens that the matched stop takes."""
+    if kind == Stop.SEQUENCE:
+        sequence = list(params.stop_sequences[which])
+        return "stop", sequence, len(sequence)
+    if kind in (Stop.EOS, Stop.TOKEN):
+        return "stop", output[-1], 1
+    return "length", "context" if kind == Stop.CONTEXT else None, 0
