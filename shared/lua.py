@@ -1,0 +1,34 @@
+"""The Lua scripts of the broker: read from ``scripts/``, sent by hash, loaded where the broker has lost them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import redis
+
+
+@cache
+def source(name: str) -> bytes:
+    """Text of one script as the broker gets it: the prelude, then the script's own file."""
+    folder = files("tokenmill.shared") / "scripts"
+    return (folder / "_prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+
+
+@cache
+def _sha1(name: str) -> str:
+    return hashlib.sha1(source(name), usedforsecurity=False).hexdigest()
+
+
+def run(client: redis.Redis, name: str, keys: Iterable[str], args: Iterable[str | bytes | int]) -> Any:
+    """Run a script in one round trip, or three after the broker has lost it: every script may be sent again."""
+    keys = tuple(keys)
+    call: Any = (_sha1(name), len(keys), *keys, *args)
+    try:
+        return client.evalsha(*call)
+    except redis.exceptions.NoScriptError:
+        client.script_load(source(name))
+        return client.evalsha(*call)
