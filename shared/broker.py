@@ -90,6 +90,11 @@ class Broker:
         where = self._redis.get_connection_kwargs()
         return str(where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}")
 
+    def check(self) -> None:
+        """Raise BrokerUnreachableError unless the broker answers now."""
+        with self._errors():
+            self._redis.ping()
+
     def enqueue(self, request_id: str, payload: bytes, *, stream: bool = False) -> Enqueued:
         """Push a request, once however often it is called: the same body under the same id is a ``duplicate``."""
         check_name("request id", request_id)
@@ -164,6 +169,14 @@ class Broker:
                 reply = self._head(self.keys.reply(request_id), left)
                 if reply is not None or left <= 0:
                     return reply
+
+    def read_replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """The terminal replies that are there now, in one round trip and without taking them."""
+        with self._errors():
+            look = self._redis.pipeline(transaction=False)
+            for request_id in request_ids:
+                look.lindex(self.keys.reply(request_id), 0)
+            return look.execute()
 
     def read_tokens(self, request_id: str, after: str = "0", block_ms: int = 0) -> list[TokenEntry]:
         """Entries of a token stream after the entry ``after``; waits up to ``block_ms`` (2 s at most) for the first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
 from tokenmill.shared import settings
 
 F = TypeVar("F", bound=Callable[..., Any])

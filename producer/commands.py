@@ -1,0 +1,94 @@
+"""The producer's verbs of the command line; what they need is imported when they run, not when they are listed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tokenmill.shared.errors import TokenmillError
+from tokenmill.shared.options import extra_option, option
+
+
+@click.command()
+@click.argument("source", metavar="IN.jsonl")
+@extra_option("output", short="-o", default="-", metavar="OUT.jsonl", help="File of the replies; - is stdout.")
+@option("redis", help="Use this broker and its workers instead of private ones: redis://HOST:PORT/DB.")
+@option("queue")
+@option("workers", help="Worker processes to start when there is no --redis.")
+@option("slots")
+@option("model")
+def run(source: str, output: str, **where: Any) -> None:
+    """Answer a JSONL file of requests.
+
+    Each line of IN.jsonl (- is stdin) holds a "prompt" or "messages", any sampling field, and an "id" if you like. The
+    replies come in the same order. Without --redis the command brings its own broker and workers.
+    """
+    from tokenmill.producer.batch import run_batch
+
+    outcome = run_batch(source, output, **where)
+    click.echo(outcome.tally.line(outcome.seconds), err=True)
+    if outcome.tally.failure is not None:
+        raise TokenmillError(outcome.tally.failure)
+
+
+@click.command()
+@extra_option("prompts", metavar="FILE", help="Requests to answer instead of the example prompts.")
+@extra_option("output", short="-o", default="out/demo.jsonl", metavar="OUT.jsonl", help="File of the replies.")
+@option("workers")
+@option("slots")
+@option("model")
+def demo(prompts: str | None, output: str, **size: Any) -> None:
+    """Answer the example prompts with private workers and sum it up."""
+    from tokenmill.producer.demo import run_demo
+
+    run_demo(prompts, output, **size)
+
+
+@click.command()
+@click.argument("text")
+@option("redis")
+@option("queue")
+@extra_option("chat", is_flag=True, help="Send TEXT as the user's turn of a chat.")
+@extra_option("stream", is_flag=True, help="Print the text as it is made.")
+@extra_option("no_wait", is_flag=True, help="Print the id and do not wait for the reply.")
+@extra_option("json", is_flag=True, help="Print the whole reply as JSON.")
+@extra_option("timeout_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the reply.")
+@extra_option("id", help="Id of the request; a random one by default.")
+@extra_option("max_tokens", type=int, help="Output tokens at most.")
+@extra_option("min_tokens", type=int, help="Output tokens before any stop counts.")
+@extra_option("temperature", type=float, help="Randomness; 0 always takes the likeliest token.")
+@extra_option("top_k", type=int, help="Sample among the k likeliest tokens.")
+@extra_option("top_p", type=float, help="Sample among the likeliest tokens that together have this probability.")
+@extra_option("min_p", type=float, help="Drop tokens below this share of the likeliest one's probability.")
+@extra_option("repetition_penalty", type=float, help="Above 1: discourage tokens that were there before.")
+@extra_option("presence_penalty", type=float, help="Lower the score of tokens of the output, once each.")
+@extra_option("frequency_penalty", type=float, help="Lower the score of tokens of the output, per occurrence.")
+@extra_option("seed", type=int, help="The same seed gives the same output.")
+@extra_option("stop", multiple=True, metavar="TEXT", help="End the output before this text; may be repeated.")
+@extra_option("include_stop", is_flag=True, help="Keep the stop text in the output.")
+@extra_option("ignore_eos", is_flag=True, help="Go on when the model wants to end.")
+@extra_option("logprobs", type=int, help="With --json: log-probabilities, with this many alternatives a token.")
+def enqueue(text: str, **given: Any) -> None:
+    """Send one request and print its reply.
+
+    TEXT is the prompt; - reads it from stdin.
+    """
+    from tokenmill.producer.enqueue import Show, enqueue_text
+
+    show = Show(*(given.pop(name) for name in ("stream", "no_wait", "json")))
+    where = {name: given.pop(name) for name in ("redis", "queue", "chat", "timeout_s")}
+    params = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
+    enqueue_text(sys.stdin.read() if text == "-" else text, show=show, **where, params=params)
+
+
+@click.command()
+@option("redis")
+@option("queue")
+@extra_option("json", is_flag=True, help="Print it as JSON.")
+def info(redis: str | None, queue: str, json: bool) -> None:
+    """Show the queue, its workers and its counters."""
+    from tokenmill.producer.info import show_info
+
+    show_info(redis, queue, as_json=json)
