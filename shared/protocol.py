@@ -61,6 +61,8 @@ class Request(SamplingParams, kw_only=True, omit_defaults=True):
             raise ValueError("the prompt is empty")
         if self.min_tokens > self.max_tokens:
             raise ValueError("`min_tokens` is larger than `max_tokens`")
+        if self.stream and self.logprobs is not None:
+            raise ValueError("`logprobs` come with the whole reply only: leave out `stream`")
 
 
 class StrictRequest(Request, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -106,3 +108,19 @@ class Reply(Struct, kw_only=True, omit_defaults=True):
     e2e_ms: float | None = None  # until this reply
     worker: str | None = None
     deliveries: int = 1  # claims it took; more than one after a crash or a drain
+
+
+class WorkerStatus(Struct, kw_only=True):
+    """What a worker says of itself with every renewal; counters run since it started."""
+
+    model: str
+    slots: int
+    busy: int  # slots that hold a request
+    state: Literal["running", "draining"]
+    pid: int
+    host: str
+    requests: int  # replies sent
+    prompt_tokens: int
+    output_tokens: int
+    steps: int
+    row_steps: int  # active rows, summed over the steps

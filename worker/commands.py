@@ -1,0 +1,62 @@
+"""The worker's verbs of the command line; models are imported when they run, not when they are listed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+import uuid
+from typing import Any
+
+import click
+
+from tokenmill.shared.errors import BrokerUnreachableError
+from tokenmill.shared.options import extra_option, option
+from tokenmill.shared.settings import DEFAULTS
+from tokenmill.worker.signals import StopSignal
+
+
+@click.command()
+@option("redis")
+@option("queue")
+@option("model")
+@option("slots")
+@option("max_context")
+@option("max_step_tokens")
+@option("checkpoint_tokens")
+@option("lease_ms")
+@option("reply_ttl_ms")
+@option("stall_timeout_s")
+@option("drain_grace_s")
+@extra_option(
+    "die_with_parent", is_flag=True, default=False, help="Drain and stop when the process that started this one ends."
+)
+def worker(redis: str | None, queue: str, die_with_parent: bool, **given: Any) -> int:
+    """Run one worker: claim requests from a queue and generate their replies.
+
+    SIGTERM or Ctrl-C drains: running requests finish within the grace period, the rest goes on in another worker. A
+    second signal skips the wait.
+    """
+    if redis is None:
+        raise BrokerUnreachableError("no broker is named: give --redis redis://HOST:PORT/0 or set TOKENMILL_REDIS")
+    stop = StopSignal(parent=os.getppid() if die_with_parent else None)
+    stop.install()
+    return run_worker(redis, dataclasses.replace(DEFAULTS, queue=queue, **given), stop)
+
+
+def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
+    """Connect, load the model and work until stopped; returns the exit code."""
+    from tokenmill.shared.broker import Broker, connect
+    from tokenmill.worker.loop import Worker
+    from tokenmill.worker.models import load_model
+
+    broker = Broker(connect(url), settings.queue)
+    broker.check()
+    loaded = load_model(settings.model, slots=settings.slots, max_context=settings.max_context)
+    return Worker(broker, loaded, settings, name=_worker_name(), stop=stop).run()
+
+
+def _worker_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64] or "host"
+    return f"{host}:{os.getpid()}:{uuid.uuid4().hex[:6]}"

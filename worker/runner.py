@@ -1,0 +1,153 @@
+"""The batcher in the broker's terms: claims in, checkpoints and replies out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from tokenmill.shared.broker import Checkpoint, Claim, Finish
+from tokenmill.shared.protocol import ReplyError
+from tokenmill.worker.engine import ContinuousBatcher, Finished, Step
+from tokenmill.worker.intake import RejectedError, take_in
+from tokenmill.worker.models import LoadedModel
+from tokenmill.worker.running import RunningRequest, rejection
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the worker started."""
+
+    requests: int = 0  # replies made
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    row_steps: int = 0  # active rows, summed over the steps
+
+
+@dataclass(slots=True)
+class Output:
+    """What a step has for the broker."""
+
+    replies: list[Finish] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+class Runner:
+    """Runs claimed requests in the slots of one batcher; knows neither threads nor connections."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        worker: str,
+        slots: int,
+        max_step_tokens: int,
+        checkpoint_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slots = slots
+        self.totals = Totals()
+        self._model = loaded.model
+        self._tokenizer = loaded.tokenizer
+        self._worker = worker
+        self._checkpoint_tokens = checkpoint_tokens
+        self._clock = clock
+        self._requests: dict[int, RunningRequest] = {}  # by the batcher's handle
+        # The batcher wants room for a prefill token beside a full batch of decoding rows.
+        self._batcher = ContinuousBatcher(loaded.model, slots, max_step_tokens=max(max_step_tokens, slots + 1))
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def admit(self, claim: Claim) -> Finish | None:
+        """Take one claim in; the reply at once if it cannot run."""
+        try:
+            intake = take_in(claim.payload, self._model, self._tokenizer)
+            request = RunningRequest(claim, intake, self._tokenizer, worker=self._worker, now=self._clock())
+            handle = self._batcher.submit(intake.prompt, output=claim.token_ids, params=intake.params)
+        except RejectedError as error:
+            return self._reject(claim, ReplyError(code=error.code, message=error.message))
+        except ValueError as error:
+            return self._reject(claim, ReplyError(code="invalid_request", message=str(error)))
+        except Exception as error:  # a bug of ours must not keep the other requests from being served
+            log.exception("request %s could not be taken in", claim.id)
+            return self._reject(claim, ReplyError(code="internal", message=repr(error)))
+        self._requests[handle] = request
+        self.totals.prompt_tokens += len(intake.prompt)
+        return None
+
+    def keep_only(self, owned: Mapping[str, int]) -> None:
+        """Drop every request that is not among these (id → fence): it belongs to another worker now."""
+        for handle, request in list(self._requests.items()):
+            if owned.get(request.id) != request.fence:
+                self._drop(handle)
+
+    def drop(self, request_id: str, fence: int) -> None:
+        """Drop one request that belongs to another worker now."""
+        for handle, request in list(self._requests.items()):
+            if (request.id, request.fence) == (request_id, fence):
+                self._drop(handle)
+
+    def rewind(self, request_id: str, n_known: int) -> None:
+        """The broker knows only so many output tokens of a request: checkpoint again from there."""
+        for request in self._requests.values():
+            if request.id == request_id:
+                request.rewind(n_known)
+
+    def step(self) -> Output:
+        """Run one step; raises ModelSickError when the model fails on every row."""
+        if self._batcher.idle:
+            return Output()
+        step = self._batcher.step()
+        now = self._clock()
+        output = Output(replies=self._advance(step, now))
+        for request in self._requests.values():
+            if due := request.checkpoint(1 if request.stream else self._checkpoint_tokens):
+                output.checkpoints.append(due)
+        self.totals.requests += len(output.replies)
+        self.totals.output_tokens += len(step.handles)
+        self.totals.steps += 1
+        self.totals.row_steps += step.n_rows
+        return output
+
+    def checkpoint_all(self) -> list[Checkpoint]:
+        """What the broker does not know yet of the requests that still run."""
+        return [due for request in self._requests.values() if (due := request.checkpoint(1))]
+
+    def _advance(self, step: Step, now: float) -> list[Finish]:
+        """Hand the step's tokens to their requests; the replies of those that ended."""
+        replies = []
+        ended = {finished.handle: finished for finished in step.finished}
+        for handle, token_id in zip(step.handles.tolist(), step.tokens.tolist(), strict=True):
+            request = self._requests.get(handle)
+            if request is None:
+                continue
+            stopped = handle in ended and ended[handle].finish_reason == "stop"
+            request.push(token_id, step.logprobs.get(handle), stopped=stopped, now=now)
+            if request.stop_reason is not None:
+                self._batcher.cancel(handle, "stop", request.stop_reason)
+                replies.append(self._requests.pop(handle).finish("stop", stop_reason=request.stop_reason, now=now))
+        for handle, finished in ended.items():
+            if (request := self._requests.pop(handle, None)) is not None:
+                replies.append(_reply(request, finished, now))
+        return replies
+
+    def _drop(self, handle: int) -> None:
+        request = self._requests.pop(handle)
+        self._batcher.cancel(handle)
+        log.warning("request %s belongs to another worker now: dropped", request.id)
+
+    def _reject(self, claim: Claim, error: ReplyError) -> Finish:
+        self.totals.requests += 1
+        return rejection(claim, error, worker=self._worker)
+
+
+def _reply(request: RunningRequest, finished: Finished, now: float) -> Finish:
+    error = None if finished.error is None else ReplyError(code="model_error", message=finished.error)
+    stop_reason = cast("int | str | None", finished.stop_reason)  # the wire has no stop sequences of tokens
+    return request.finish(finished.finish_reason, stop_reason=stop_reason, error=error, now=now)
