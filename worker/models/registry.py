@@ -35,7 +35,7 @@ def load_model(spec: str, *, slots: int, max_context: int = 2048) -> LoadedModel
     """
     scheme, _, rest = spec.partition(":")
     if spec == "smollm2":
-        return _load_gguf(_smollm2_path(), spec, slots, max_context)
+        return _load_gguf(smollm2_path(), spec, slots, max_context)
     if scheme == "gguf" and rest:
         return _load_gguf(Path(rest).expanduser(), Path(rest).stem, slots, max_context)
     if scheme == "toy":
@@ -45,7 +45,7 @@ def load_model(spec: str, *, slots: int, max_context: int = 2048) -> LoadedModel
     raise ModelLoadError(f"unknown model {spec!r}; use {SPECS}")
 
 
-def _smollm2_path() -> Path:
+def smollm2_path() -> Path:
     """Where the weights package lies, found without importing it: its code needs packages that we do not."""
     found = importlib.util.find_spec(SMOLLM2_PACKAGE)
     for folder in (found and found.submodule_search_locations) or ():
