@@ -97,9 +97,9 @@ local function refuse(id, payload, why, code, ttl)
 end
 
 -- Hand a running request back: the next claim goes on from its checkpoint, and the old fence opens nothing any more.
-local function give_back(id, worker)
+local function give_back(id, request)
   redis.call('ZREM', LEASES, id)
-  redis.call('ZREM', own_key(worker), id)
+  redis.call('ZREM', own_key(request.worker), id)
   redis.call('HSET', request_key(id), 'state', 'waiting', 'fence', '0')
   redis.call('RPUSH', RESUME, id)
 end

@@ -27,7 +27,7 @@ local function append(id, request, start, total, ids, text)
 end
 
 local function finish_one(id, fence, reason, body, start, total, ids, text)
-  local request = read(id, 'state', 'fence', 'sha1', 'stream', 'tokens')
+  local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens')
   if request.fence ~= fence then
     count('fenced')
     return 0
@@ -38,7 +38,7 @@ local function finish_one(id, fence, reason, body, start, total, ids, text)
     if appended ~= 1 then return appended end
   end
   redis.call('ZREM', LEASES, id)
-  redis.call('ZREM', own, id)
+  redis.call('ZREM', own_key(request.worker), id)
   finish(id, request, reason, body, ttl)
   return 1
 end

@@ -16,7 +16,7 @@ end
 local function reclaim_one(id)
   local request = read(id, 'state', 'worker')
   if request.state ~= 'running' then return false end
-  give_back(id, request.worker)
+  give_back(id, request)
   count('reclaimed')
   return true
 end

@@ -8,9 +8,9 @@ local FIRST, WIDTH = 2, 2
 local released = 0
 
 local function release_one(id, fence)
-  local request = read(id, 'state', 'fence')
+  local request = read(id, 'state', 'fence', 'worker')
   if request.state ~= 'running' or request.fence ~= fence then return 0 end
-  give_back(id, worker)
+  give_back(id, request)
   count('released')
   released = released + 1
   return 1
