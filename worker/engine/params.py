@@ -17,6 +17,7 @@ MAX_STOP_SEQUENCES: Final = 64
 MAX_STOP_SEQUENCE_LENGTH: Final = 256
 MAX_LOGIT_BIASES: Final = 1024
 
+_NONE: Final = ()
 _INTEGERS: Final = (("max_tokens", 1), ("min_tokens", 0), ("top_k", 0))
 _NUMBERS: Final[tuple[tuple[str, Callable[[float], bool], str], ...]] = (
     ("temperature", lambda x: 0 <= x < math.inf, "a number of at least 0"),
@@ -45,8 +46,8 @@ class GenerationParams:
 
     max_tokens: int = 128  # output tokens, resumed ones and the stop included
     min_tokens: int = 0  # no stop but length before that many output tokens
-    stop_token_ids: Sequence[int] = ()
-    stop_sequences: Sequence[Sequence[int]] = ()
+    stop_token_ids: Sequence[int] = _NONE
+    stop_sequences: Sequence[Sequence[int]] = _NONE
     ignore_eos: bool = False
     include_stop: bool = False  # leave the matched stop in the output
     temperature: float = 0.0  # 0: the most likely token
@@ -73,7 +74,7 @@ class GenerationParams:
             _check_integer("logprobs", self.logprobs, 0)
         if self.seed is not None and not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, not {self.seed!r}")
-        if len(self.stop_token_ids) or len(self.stop_sequences) or self.logit_bias:
+        if self.stop_token_ids is not _NONE or self.stop_sequences is not _NONE or self.logit_bias:
             self._own_collections()
 
     def _own_collections(self) -> None:
