@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from tokenmill.producer.feed import Feed
-from tokenmill.producer.jsonl import STDIO, RequestFile
+from tokenmill.producer.feed import WINDOW, Feed
+from tokenmill.producer.jsonl import STDIO, RequestFile, Size
 from tokenmill.producer.progress import Display, Meter, display
 from tokenmill.producer.summary import Tally
 from tokenmill.producer.workplace import Workplace, workplace
@@ -23,7 +23,7 @@ from tokenmill.shared import log
 from tokenmill.shared.broker import WorkerInfo
 from tokenmill.shared.errors import UsageError
 
-POLL_S = 0.1
+POLL_S = 0.05
 LOOK_S = 0.5  # between two looks at the workers
 
 _logger = logging.getLogger(__name__)
@@ -46,18 +46,18 @@ def run_batch(
     Raises UsageError, with nothing enqueued and nothing written, when a line of the file is no request.
     """
     with closing(RequestFile(source, prefix=f"run-{uuid.uuid4().hex[:8]}")) as file:
-        total = file.check()
+        size = file.check()
         _refuse_same_file(source, target)
         with (
             workplace(redis, queue, workers=workers, slots=slots, model=model, on_ready=_tell_ready(model)) as place,
             _open_target(target) as out,
-            display(total, quiet=log.is_quiet()) as screen,
+            display(size.requests, quiet=log.is_quiet()) as screen,
         ):
-            return _answer(file, total, out, place, screen)
+            return _answer(file, size, out, place, screen)
 
 
-def _answer(file: RequestFile, total: int, out: BinaryIO, place: Workplace, screen: Display) -> Outcome:
-    feed, tally, meter = Feed(place.broker, file.requests()), Tally(), Meter(total)
+def _answer(file: RequestFile, size: Size, out: BinaryIO, place: Workplace, screen: Display) -> Outcome:
+    feed, tally, meter = Feed(place.broker, file.requests()), Tally(), Meter(size)
     started = looked = time.monotonic()
     try:
         while not feed.done:
@@ -70,13 +70,15 @@ def _answer(file: RequestFile, total: int, out: BinaryIO, place: Workplace, scre
             if time.monotonic() - looked >= LOOK_S:
                 looked = time.monotonic()
                 place.check()
-                screen.show(meter.measure(feed.answered, place.workers()))
+                snapshot = meter.measure(feed, place.workers())
+                feed.window = max(WINDOW, 2 * snapshot.slots)
+                screen.show(snapshot)
     except KeyboardInterrupt:
-        _logger.warning("interrupted: %d of %d requests are answered", feed.answered, total)
+        _logger.warning("interrupted: %d of %d requests are answered", feed.answered, size.requests)
         raise
     seconds = time.monotonic() - started
     at_end = place.workers()
-    screen.show(meter.measure(feed.answered, at_end))
+    screen.show(meter.measure(feed, at_end))
     return Outcome(tally, seconds, at_end)
 
 

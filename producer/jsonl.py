@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,13 @@ from tokenmill.shared.protocol import StrictRequest
 STDIO = "-"
 _PROBLEMS_TOLD = 10
 _SPOOL_BYTES = 16 * 1024 * 1024  # stdin beyond this goes to disk
+
+
+class Size(NamedTuple):
+    """How much there is to do, or was done."""
+
+    requests: int
+    max_tokens: int  # of all of them together
 
 
 class RequestFile:
@@ -35,15 +42,16 @@ class RequestFile:
         """Close the file."""
         self._file.close()
 
-    def check(self) -> int:
-        """Check every line; returns the number of requests, or raises UsageError with the first problems by line."""
+    def check(self) -> Size:
+        """Check every line; returns the size of the work, or raises UsageError with the first problems by line."""
         problems: list[str] = []
-        count = 0
+        count = max_tokens = 0
         seen: dict[str, int] = {}
         for number, line in self._lines():
             count += 1
             try:
                 request = self._parse(number, line)
+                max_tokens += request.max_tokens
                 if (first := seen.setdefault(request.id, number)) != number:
                     raise UsageError(f"id: `{request.id}` is already the id of line {first}")
             except UsageError as error:
@@ -52,7 +60,7 @@ class RequestFile:
             raise UsageError(_summary(self.name, problems))
         if not count:
             raise UsageError(f'{self.name} holds no request: give one JSON object a line, such as {{"prompt": "Hi"}}')
-        return count
+        return Size(count, max_tokens)
 
     def requests(self) -> Iterator[StrictRequest]:
         """The requests in the order of their lines."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from tokenmill.producer.jsonl import Size
 from tokenmill.shared.broker import WorkerInfo
 
 RATE_WINDOW_S = 5.0  # workers report about once a second
@@ -27,7 +28,7 @@ class Snapshot:
     tokens_per_s: float  # output tokens over the last seconds
     busy: int  # slots with a request in them
     slots: int
-    eta_s: float | None  # None before the first reply
+    eta_s: float | None  # None before the first token and after the last reply
 
     def __str__(self) -> str:
         return f"{self.done}/{self.total} done · {self.flow}"
@@ -39,19 +40,27 @@ class Snapshot:
         return f"{self.tokens_per_s:.0f} tok/s · {self.busy}/{self.slots} slots busy{left}"
 
 
+class Answered(Protocol):
+    """What has been answered so far; a Feed is one."""
+
+    answered: int
+    answered_tokens: int
+    answered_max_tokens: int
+
+
 class Meter:
     """Turns what the workers report into a snapshot; a worker that starts again counts from zero again."""
 
-    def __init__(self, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._total = total
+    def __init__(self, size: Size, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._size = size
         self._clock = clock
         self._started = clock()
         self._tokens = 0
         self._reported: dict[str, int] = {}  # worker → output tokens when last seen
         self._samples: deque[tuple[float, int]] = deque([(self._started, 0)])
 
-    def measure(self, done: int, workers: Sequence[WorkerInfo]) -> Snapshot:
-        """The state after ``done`` replies, with the workers as they are now."""
+    def measure(self, done: Answered, workers: Sequence[WorkerInfo]) -> Snapshot:
+        """The state after so many replies, with the workers as they are now."""
         now = self._clock()
         for worker in workers:
             tokens = int(worker.status.get("output_tokens", 0))
@@ -62,14 +71,29 @@ class Meter:
         while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_WINDOW_S:
             self._samples.popleft()
         since, before = self._samples[0]
+        rate = (self._tokens - before) / (now - since) if now > since else 0.0
         return Snapshot(
-            done=done,
-            total=self._total,
-            tokens_per_s=(self._tokens - before) / (now - since) if now > since else 0.0,
+            done=done.answered,
+            total=self._size.requests,
+            tokens_per_s=rate,
             busy=sum(worker.busy for worker in workers),
             slots=sum(int(worker.status.get("slots", 0)) for worker in workers),
-            eta_s=(now - self._started) * (self._total - done) / done if done else None,
+            eta_s=self._eta_s(done, rate, now - self._started),
         )
+
+    def _eta_s(self, done: Answered, rate: float, elapsed_s: float) -> float | None:
+        """The lower of two guesses: by requests (wrong when the long ones come first), and by tokens (when many stop
+        early)."""
+        left = self._size.requests - done.answered
+        if not left:
+            return None
+        guesses = []
+        if done.answered:
+            guesses.append(elapsed_s * left / done.answered)
+        if rate:
+            begun = self._tokens - done.answered_tokens  # of requests that still run
+            guesses.append(max(0, self._size.max_tokens - done.answered_max_tokens - begun) / rate)
+        return min(guesses, default=None)
 
 
 class Display(Protocol):
@@ -110,12 +134,15 @@ class PlainDisplay(NoDisplay):
         self._console = console
         self._clock = clock
         self._next = clock() + PLAIN_INTERVAL_S
+        self._ended = False
 
     def show(self, snapshot: Snapshot) -> None:
         """Print a line if the last one is old enough, or everything is done."""
-        if self._clock() >= self._next or snapshot.done == snapshot.total:
-            self._next = self._clock() + PLAIN_INTERVAL_S
-            self._console.print(str(snapshot), markup=False, highlight=False, soft_wrap=True)
+        if self._ended or (self._clock() < self._next and snapshot.done < snapshot.total):
+            return
+        self._ended = snapshot.done == snapshot.total
+        self._next = self._clock() + PLAIN_INTERVAL_S
+        self._console.print(str(snapshot), markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveDisplay:

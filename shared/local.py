@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from tokenmill.shared import log
 from tokenmill.shared.broker import Broker, WorkerInfo, connect
 from tokenmill.shared.embedded import EmbeddedBroker
 from tokenmill.shared.errors import ModelLoadError, TokenmillError, UsageError
-from tokenmill.shared.subprocesses import ERROR_PREFIX, WorkerProcess, describe_exit, worker_argv
+from tokenmill.shared.subprocesses import ERROR_PREFIX, WorkerProcess, describe_exit, threads_env, worker_argv
 
 STOP_GRACE_S = 2.0  # idle workers end at once; what still runs has nobody left to read it
 READY_POLL_S = 0.05
@@ -56,8 +57,9 @@ class LocalPool:
             self.broker = Broker(connect(url), self._queue)
             stack.callback(self._stop)
             argv = self._argv("-v" if log.is_verbose() else "-q", "--redis", url, *self._options)
+            env = threads_env(self._count, os.environ)
             for _ in range(self._count):
-                self._workers.append(WorkerProcess(argv, clock=self._clock))
+                self._workers.append(WorkerProcess(argv, env=env, clock=self._clock))
             self._stack = stack.pop_all()
         return self
 

@@ -7,7 +7,8 @@ import sys
 from typing import TextIO
 
 ROOT = "tokenmill"
-FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+_VERBOSE_FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -21,7 +22,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def setup() -> None:
     """Send the records of all loggers of this package to stderr, from INFO upwards."""
     handler = _StderrHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, datefmt="%H:%M:%S"))
+    handler.setFormatter(_FORMAT)
     logger = logging.getLogger(ROOT)
     logger.handlers = [handler]
     logger.propagate = False
@@ -30,7 +31,10 @@ def setup() -> None:
 
 def be_verbose() -> None:
     """Log everything (``-v``); errors then come with their traceback."""
-    logging.getLogger(ROOT).setLevel(logging.DEBUG)
+    logger = logging.getLogger(ROOT)
+    logger.setLevel(logging.DEBUG)
+    for handler in logger.handlers:
+        handler.setFormatter(_VERBOSE_FORMAT)
 
 
 def be_quiet() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 ERROR_PREFIX = "tokenmill: error: "
 MAX_CRASHES = 5  # one after another, each soon after a start
@@ -24,8 +24,15 @@ class WorkerProcess:
     What it writes to stderr goes to an unlinked file: it never blocks, and nothing stays behind.
     """
 
-    def __init__(self, argv: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._argv = list(argv)
+        self._env = None if env is None else dict(env)
         self._clock = clock
         self._stderr = tempfile.TemporaryFile(mode="ab+", buffering=0)  # noqa: SIM115 (closed by kill)
         self._read = 0  # bytes of it that were read
@@ -38,7 +45,12 @@ class WorkerProcess:
         self._restart_at = None
         self._started = self._clock()
         self._process = subprocess.Popen(
-            self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr, start_new_session=True
+            self._argv,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            start_new_session=True,
         )
 
     @property
@@ -114,6 +126,18 @@ def describe_exit(status: int) -> str:
         name = f"signal {-status}"
     likely = {"SIGKILL": ", likely out of memory", "SIGSEGV": ", a bug in native code"}.get(name, "")
     return f"killed by {name}{likely}"
+
+
+def threads_env(processes: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the processors shared out among the maths threads of ``processes`` processes.
+
+    Left alone, every process starts a thread a processor, and they spin against each other: two workers on two cores
+    took five times the processor time. What the user has set stays.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    threads = str(max(1, cpus // processes))
+    return {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads), **environ}
 
 
 def worker_argv(*arguments: str) -> list[str]:
