@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,8 @@ Float32 = NDArray[np.float32]
 UInt64 = NDArray[np.uint64]
 
 _GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK: Final = 2**18  # logits worked on at a time
+_GROUP: Final = 64
 _LOWEST: Final = np.finfo(np.float32).min
 _COLDEST: Final = 1e-6  # lower temperatures would divide by zero in float32, and choose the same
 
@@ -24,15 +27,23 @@ def sample(logits: Float32, best: Int32, table: SlotTable, slots: Int64) -> tupl
     A token is NO_TOKEN where the request's parameters leave nothing to choose. Log-probabilities come by slot, for
     requests that asked. The logits are not written to.
     """
-    tokens = best
-    rows = np.flatnonzero(table.edits_logits[slots] | (table.temperature[slots] > 0))
-    if rows.size:
-        tokens = best.copy()
-        # Overflow is no surprise here: a huge bias makes an infinite logit, and `_choose` refuses to choose it.
-        with np.errstate(over="ignore", invalid="ignore"):
+    tokens = best.copy()
+    # Overflow is no surprise here: a huge bias makes an infinite logit, and `_choose` refuses to choose it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows in _blocks(table.edits_logits[slots] | (table.temperature[slots] > 0), logits.shape[1]):
             tokens[rows] = _choose(logits[rows], table, slots[rows])
-    rows = np.flatnonzero((table.n_logprobs[slots] >= 0) & (tokens != NO_TOKEN))
-    return tokens, _logprobs(logits[rows], tokens[rows], slots[rows], table.n_logprobs[slots[rows]])
+    logprobs: dict[int, TokenLogprobs] = {}
+    for rows in _blocks((table.n_logprobs[slots] >= 0) & (tokens != NO_TOKEN), logits.shape[1]):
+        logprobs |= _logprobs(logits[rows], tokens[rows], slots[rows], table.n_logprobs[slots[rows]])
+    return tokens, logprobs
+
+
+def _blocks(wanted: Bool, vocab_size: int) -> Iterator[Int64]:
+    """The wanted rows, as many at a time as stay in the processor's cache."""
+    rows = np.flatnonzero(wanted)
+    size = max(1, _BLOCK // vocab_size)
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
 
 
 def uniforms(seeds: UInt64, counters: UInt64) -> Float64:
@@ -116,11 +127,14 @@ def _draw(logits: Float32, tops: Float32, table: SlotTable, slots: Int64) -> Int
     """
     temperature = np.maximum(table.temperature[slots], _COLDEST)
     floor = _floors(logits, tops, temperature, table, slots)
-    values, tokens, counts = _compact(logits, logits >= floor[:, None])
-    cumulative = _weights(values, tops, temperature).cumsum(axis=1)
-    target = uniforms(table.seed[slots], table.n_output(slots).astype(np.uint64)) * cumulative[:, -1]
-    chosen = np.minimum((cumulative <= target[:, None]).sum(axis=1), counts - 1)
-    drawn: Int32 = tokens[np.arange(len(slots)), chosen]
+    ids = np.broadcast_to(np.arange(logits.shape[1], dtype=np.int32), logits.shape)
+    if (floor > _LOWEST).any():
+        logits, ids = _compact(logits, logits >= floor[:, None])
+    cumulative = _weights(logits, tops, temperature).cumsum(axis=1)
+    total = cumulative[:, -1]
+    target = uniforms(table.seed[slots], table.n_output(slots).astype(np.uint64)) * total
+    target = np.minimum(target, np.nextafter(total, 0))  # the product may round up to the total
+    drawn: Int32 = ids[np.arange(len(slots)), (cumulative <= target[:, None]).sum(axis=1)]
     return drawn
 
 
@@ -144,6 +158,13 @@ def _floors(logits: Float32, tops: Float32, temperature: Float64, table: SlotTab
 def _kth_largest(logits: Float32, k: Int64) -> Float32:
     """The k-th largest value of each row; 1 ≤ k ≤ V."""
     most = int(k.max())
+    n_groups = logits.shape[1] // _GROUP
+    if most <= n_groups:
+        # The k largest maxima of disjoint groups are k logits: the k-th largest logit is no smaller than the k-th of
+        # them, and few logits are at or above that. Much faster than to partition all.
+        maxima = logits[:, : n_groups * _GROUP].reshape(len(k), _GROUP, n_groups).max(axis=1)
+        bound = np.partition(maxima, -most, axis=1)[:, -most]
+        logits, _ = _compact(logits, logits >= bound[:, None])
     largest = np.partition(logits, -most, axis=1)[:, -most:]
     largest.sort(axis=1)
     kth: Float32 = largest[np.arange(len(k)), most - k]
@@ -153,15 +174,16 @@ def _kth_largest(logits: Float32, k: Int64) -> Float32:
 def _nucleus(logits: Float32, tops: Float32, temperature: Float64, top_p: Float64, floor: Float32) -> Float32:
     """The smallest logit of the smallest set of most likely tokens with a share ≥ top_p of those at or above floor."""
     weights = np.exp((logits - tops[:, None]) / temperature[:, None].astype(np.float32))
-    weights[logits < floor[:, None]] = 0
+    weights *= logits >= floor[:, None]
     totals = weights.astype(np.float64).sum(axis=1)
     # Tokens that even all together have less than 1 - top_p are outside: the rest is few, and only that is sorted.
     negligible = 0.5 * (1 - top_p) * totals / logits.shape[1]
-    values, _, counts = _compact(logits, weights >= negligible[:, None])
+    values, _ = _compact(logits, weights >= negligible[:, None])
     values = -np.sort(-values, axis=1)
     cumulative = _weights(values, tops, temperature).cumsum(axis=1)
-    last = np.minimum((cumulative < (top_p * totals)[:, None]).sum(axis=1), counts - 1)
-    least: Float32 = values[np.arange(len(last)), last]
+    # Rounding may keep the sum below the share wanted: then all are taken.
+    wanted = np.minimum(top_p * totals, cumulative[:, -1])
+    least: Float32 = values[np.arange(len(values)), (cumulative < wanted[:, None]).sum(axis=1)]
     return least
 
 
@@ -170,27 +192,26 @@ def _weights(values: Float32, tops: Float32, temperature: Float64) -> Float64:
     return np.exp((values.astype(np.float64) - tops[:, None]) / temperature[:, None])
 
 
-def _compact(logits: Float32, keep: Bool) -> tuple[Float32, Int32, Int64]:
-    """The kept logits of each row ``[k, n]`` in vocabulary order, padded with -inf; their tokens; their numbers."""
-    rows, tokens = np.nonzero(keep)
+def _compact(logits: Float32, keep: Bool) -> tuple[Float32, Int32]:
+    """The kept logits of each row ``[k, n]`` in vocabulary order, padded with -inf, and their tokens."""
+    kept = np.flatnonzero(keep)  # much faster than nonzero in two dimensions
+    rows, tokens = np.divmod(kept, logits.shape[1])
     counts = np.bincount(rows, minlength=len(keep))
     columns = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
     values = np.full((len(keep), counts.max()), -np.inf, np.float32)
     ids = np.full(values.shape, NO_TOKEN, np.int32)
     values[rows, columns] = logits[rows, tokens]
     ids[rows, columns] = tokens
-    return values, ids, counts
+    return values, ids
 
 
 def _logprobs(logits: Float32, tokens: Int32, slots: Int64, n_top: Int64) -> dict[int, TokenLogprobs]:
     """Log-probabilities of the chosen and of the most likely tokens, by slot."""
-    if not len(slots):
-        return {}
     tops = logits.max(axis=1)
     normaliser = tops + np.log(np.exp((logits - tops[:, None]).astype(np.float64)).sum(axis=1))
     chosen = logits[np.arange(len(slots)), tokens] - normaliser
     n_top = np.minimum(n_top, logits.shape[1])
-    values, ids, _ = _compact(logits, logits >= _kth_largest(logits, np.maximum(n_top, 1))[:, None])
+    values, ids = _compact(logits, logits >= _kth_largest(logits, np.maximum(n_top, 1))[:, None])
     order = np.argsort(-values, axis=1, kind="stable")
     ids = np.take_along_axis(ids, order, axis=1)
     values = np.take_along_axis(values, order, axis=1) - normaliser[:, None]
