@@ -1,0 +1,247 @@
+"""Worker processes on a real broker: answers, drains, deaths and zombies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from tokenmill.producer.client import Client
+from tokenmill.shared.broker import Broker, connect
+from tokenmill.shared.embedded import EmbeddedBroker
+from tokenmill.shared.protocol import Reply
+
+DEADLINE_S = 30.0
+SLOW_TOY = "toy:delay_ms=10"
+
+
+class Workplace:
+    """One queue of its own, and the worker processes that a test starts on it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.queue = f"q-{uuid.uuid4().hex}"
+        self.broker = Broker(connect(url), self.queue)
+        self.client = Client(self.broker)
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def command(self, model: str, *options: str) -> list[str]:
+        command = [sys.executable, "-m", "tokenmill.shared.cli", "worker", "--redis", self.url, "--queue", self.queue]
+        return [*command, "--model", model, "--lease-ms", "600", *options]
+
+    def start(self, model: str = SLOW_TOY, *options: str) -> subprocess.Popen[str]:
+        """Start a worker and wait until it is registered."""
+        process = self.start_unready(model, *options)
+        wait_for(lambda: process.poll() is not None or process.pid in self.registered())
+        return process
+
+    def start_unready(self, model: str, *options: str) -> subprocess.Popen[str]:
+        command = self.command(model, *options)
+        with (self.folder / f"stderr-{len(self.processes)}").open("w") as stderr:
+            process = subprocess.Popen(command, cwd=self.folder, stderr=stderr, text=True, start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[str]) -> str:
+        """What a worker wrote to stderr."""
+        return (self.folder / f"stderr-{self.processes.index(process)}").read_text()
+
+    def registered(self) -> list[int]:
+        return [worker.status["pid"] for worker in self.broker.info().workers if "pid" in worker.status]
+
+    def tokens(self, request_id: str) -> int:
+        return sum(len(entry.token_ids) for entry in self.broker.read_tokens(request_id))
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with EmbeddedBroker() as embedded:
+        yield embedded.url
+
+
+@pytest.fixture
+def workplace(url: str, tmp_path: Path) -> Iterator[Workplace]:
+    workplace = Workplace(url, tmp_path)
+    yield workplace
+    workplace.close()
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.01)
+
+
+def long_request(workplace: Workplace, **fields: object) -> str:
+    """Submit a request that decodes for seconds: its reply is the same wherever and however often it is begun."""
+    fields = {"max_tokens": 200, "logit_bias": {"256": -100}, "temperature": 1.0, "seed": 7, **fields}
+    return workplace.client.submit("a long story", **fields)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of the long request when nothing happens to it."""
+    workplace = Workplace(url, tmp_path_factory.mktemp("undisturbed"))
+    workplace.start("toy")
+    text = workplace.client.wait(long_request(workplace), DEADLINE_S).text
+    workplace.close()
+    assert len(text) == 200
+    return text
+
+
+def test_a_bare_push_is_answered_on_the_reply_key_by_the_real_model(workplace: Workplace) -> None:
+    workplace.start("smollm2")
+    raw = redis.Redis.from_url(workplace.url)
+    prefix = f"tm:{{{workplace.queue}}}:"
+    raw.rpush(prefix + "requests", '{"id":"a","prompt":"The capital of France is","max_tokens":5}')
+    key = prefix + "reply:a"
+    reply = msgspec.json.decode(raw.blmove(key, key, 30, "LEFT", "LEFT"), type=Reply)  # type: ignore[arg-type]
+    assert "Paris" in reply.text
+    assert reply.finish_reason == "length"
+    assert raw.ttl(key) > 0
+    raw.close()
+
+
+def test_a_drain_finishes_what_runs_and_leaves_no_trace(workplace: Workplace, undisturbed: str) -> None:
+    worker = workplace.start()
+    request_id = long_request(workplace)
+    wait_for(lambda: workplace.tokens(request_id))
+    worker.send_signal(signal.SIGTERM)
+    assert workplace.client.wait(request_id, DEADLINE_S).text == undisturbed
+    assert worker.wait(DEADLINE_S) == 0
+    assert workplace.broker.info().workers == []
+
+
+def test_a_second_signal_leaves_the_rest_to_another_worker(workplace: Workplace, undisturbed: str) -> None:
+    first = workplace.start()
+    request_id = long_request(workplace)
+    wait_for(lambda: workplace.tokens(request_id))
+    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(DEADLINE_S) == 0
+    assert workplace.broker.info().resume == 1
+    done = workplace.tokens(request_id)
+    assert 0 < done < 200
+    second = workplace.start("toy")
+    reply = workplace.client.wait(request_id, DEADLINE_S)
+    assert (reply.text, reply.deliveries) == (undisturbed, 2)
+    wait_for(lambda: workplace.broker.info().workers[0].status["output_tokens"] == 200 - done)
+    second.terminate()
+
+
+def test_a_stream_survives_sigkill_without_a_repeated_or_missing_character(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    victim = workplace.start()
+    request_id = long_request(workplace, stream=True)
+    stream = workplace.client.read(request_id, timeout=DEADLINE_S)
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        if len(pieces) == 10:
+            victim.kill()
+            workplace.start("toy")
+    assert "".join(pieces) == stream.reply.text == undisturbed
+    assert stream.reply.deliveries == 2
+
+
+def test_a_worker_stopped_past_its_lease_wakes_up_as_a_harmless_zombie(workplace: Workplace, undisturbed: str) -> None:
+    zombie = workplace.start()
+    request_id = long_request(workplace)
+    wait_for(lambda: workplace.tokens(request_id))
+    os.kill(zombie.pid, signal.SIGSTOP)
+    workplace.start("toy")
+    reply = workplace.client.wait(request_id, DEADLINE_S)
+    os.kill(zombie.pid, signal.SIGCONT)
+    wait_for(lambda: all(w.busy == w.status["busy"] == 0 for w in workplace.broker.info().workers))
+    assert (reply.text, reply.deliveries) == (undisturbed, 2)
+    assert workplace.broker.info().stats["finished_length"] == 1
+
+
+def test_a_worker_ends_when_the_process_that_started_it_is_killed(workplace: Workplace) -> None:
+    command = workplace.command("toy", "--die-with-parent")
+    script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    parent = subprocess.Popen([sys.executable, "-c", script, *command], start_new_session=True)
+    wait_for(workplace.registered)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not workplace.registered())
+
+
+def module(workplace: Workplace, source: str) -> str:
+    (workplace.folder / "black_box.py").write_text(source)
+    return "black_box:model_next"
+
+
+def test_a_sick_model_gives_everything_back_and_exits_4(workplace: Workplace) -> None:
+    spec = module(workplace, "def model_next(prefixes): raise RuntimeError('out of order')")
+    worker = workplace.start(spec)
+    request_id = workplace.client.submit([1, 2, 3])
+    assert worker.wait(DEADLINE_S) == 4
+    stderr = workplace.said(worker)
+    assert "out of order" in stderr
+    assert "Traceback" not in stderr
+    assert workplace.broker.info().waiting == 1
+    workplace.start("toy")
+    assert workplace.client.wait(request_id, DEADLINE_S).finish_reason in ("length", "stop")
+
+
+def test_a_request_that_breaks_the_model_fails_alone(workplace: Workplace) -> None:
+    source = """
+def model_next(prefixes):
+    if any(prefix[0] == 13 for prefix in prefixes):
+        raise ValueError("unlucky")
+    return [prefix[-1] + 1 for prefix in prefixes]
+"""
+    workplace.start(module(workplace, source))
+    ids = [workplace.client.submit([first], max_tokens=3) for first in (5, 13, 21)]
+    replies = [workplace.client.wait(request_id, DEADLINE_S) for request_id in ids]
+    assert [reply.token_ids for reply in replies] == [[6, 7, 8], [], [22, 23, 24]]
+    assert replies[1].error is not None
+    assert (replies[1].error.code, "unlucky" in replies[1].error.message) == ("model_error", True)
+
+
+def test_a_hung_model_ends_its_worker_which_says_so(workplace: Workplace) -> None:
+    spec = module(workplace, "import threading\ndef model_next(prefixes): threading.Event().wait()")
+    worker = workplace.start(spec, "--stall-timeout", "0.5")
+    request_id = workplace.client.submit([1, 2, 3])
+    assert worker.wait(DEADLINE_S) == 1
+    assert "stall timeout" in workplace.said(worker)
+    workplace.start("toy")
+    assert workplace.client.wait(request_id, DEADLINE_S).deliveries == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "word"),
+    [
+        (["--redis", "redis://127.0.0.1:1/0"], 3, "127.0.0.1:1"),
+        (["--model", "gpt9"], 4, "gpt9"),
+        (["--model", "gguf:missing.gguf"], 4, "missing.gguf"),
+        (["--slots", "0"], 2, "slots"),
+        (["--queue", "a{b"], 2, "queue"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_line(
+    workplace: Workplace, options: list[str], exit_code: int, word: str
+) -> None:
+    process = workplace.start_unready("toy", *options)
+    assert process.wait(DEADLINE_S) == exit_code
+    [line] = workplace.said(process).splitlines()
+    assert line.startswith("tokenmill: error: ")
+    assert word in line
