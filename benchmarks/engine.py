@@ -37,7 +37,7 @@ class InstantModel:
     def forward(self, batch: Batch) -> NDArray[Any]:
         start = time.perf_counter()
         last = batch.tokens[batch.lengths.cumsum() - 1][batch.complete]
-        answer = last * 31 % 49_999 + 1
+        answer: NDArray[Any] = last * 31 % 49_999 + 1
         self.seconds += time.perf_counter() - start
         return answer
 

@@ -44,6 +44,7 @@ class ContinuousBatcher:
         if max_step_tokens is not None and max_step_tokens <= capacity:
             raise ValueError(f"max_step_tokens ({max_step_tokens}) must be above the capacity ({capacity})")
         self._model = as_model(model)
+        token_array("eos_token_ids", self._model.eos_token_ids, self._model.vocab_size)
         self._capacity = capacity
         self._max_step_tokens = max_step_tokens
         self._rng = np.random.default_rng() if rng is None else rng
@@ -150,7 +151,8 @@ class ContinuousBatcher:
         # A request may have been cancelled during the call: only rows that still own their slot go on.
         owned = self._table.handle[slots] == handles
         self._table.computed[slots[owned]] += batch.lengths[owned]
-        self._retire_failed({int(slots[row]): why for row, why in answers.failed.items() if owned[row]})
+        if answers.failed:
+            self._retire_failed({int(slots[row]): why for row, why in answers.failed.items() if owned[row]})
         answers = answers.only(owned[answers.rows])
         return self._advance(batch, slots[answers.rows], answers)
 

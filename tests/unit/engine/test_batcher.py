@@ -221,6 +221,11 @@ def test_a_limit_that_leaves_prefill_no_room_is_refused() -> None:
         ContinuousBatcher(counting, capacity=0)
 
 
+def test_a_model_whose_eos_is_not_in_its_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"eos_token_ids: 8 is not a token id of this model \(0 to 7\)"):
+        ContinuousBatcher(FakeModel(eos_token_ids=(8,)), capacity=1)
+
+
 def test_parameters_keep_their_own_copy_of_what_the_caller_may_change() -> None:
     sequences = [[2, 3]]
     batcher = ContinuousBatcher(counting, capacity=1)
