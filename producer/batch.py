@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -45,7 +45,7 @@ def run_batch(
 
     Raises UsageError, with nothing enqueued and nothing written, when a line of the file is no request.
     """
-    with closing(RequestFile(source, prefix=f"run-{uuid.uuid4().hex[:8]}")) as file:
+    with RequestFile(source, prefix=f"run-{uuid.uuid4().hex[:8]}") as file:
         size = file.check()
         _refuse_same_file(source, target)
         with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def example_prompts() -> Path:
 
 
 def _answers(source: str, output: str) -> Iterator[tuple[StrictRequest, Reply]]:
-    with closing(RequestFile(source, prefix="demo")) as requests, Path(output).open("rb") as replies:
+    with RequestFile(source, prefix="demo") as requests, Path(output).open("rb") as replies:
         for request, line in zip(requests.requests(), replies, strict=True):
             yield request, msgspec.json.decode(line, type=Reply)
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 
 class RequestFile:
-    """A JSONL file of requests (or ``-``, stdin), read line by line as often as needed.
+    """A JSONL file of requests (or ``-``, stdin), read line by line as often as needed; a context manager.
 
     A line without an ``id`` gets ``<prefix>-<line number>``, the same in every pass. Blank lines are skipped.
     """
@@ -38,8 +38,10 @@ class RequestFile:
         self._prefix = prefix
         self._file = _open(path)
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         self._file.close()
 
     def check(self) -> Size:

@@ -1,0 +1,172 @@
+"""The root command: how errors reach people, how verbs are found, and what every option has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+import pytest
+
+from tokenmill.shared import cli, log
+from tokenmill.shared.errors import BrokerUnreachableError, ModelLoadError, TokenmillError, UsageError
+
+MODEL_MODULES = ("numpy", "redis", "gguf", "tokenizers", "jinja2", "rich", "tokenmill.worker.models")
+
+
+@pytest.fixture
+def verbs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes functions the only verbs of the command line."""
+
+    def install(*points: EntryPoint) -> None:
+        monkeypatch.setattr(cli.root, "_verbs", points)
+
+    yield install
+    log.setup()
+
+
+class Verb(EntryPoint):
+    """An entry point that is already loaded, or that fails to load."""
+
+    def __new__(cls, name: str, outcome: Callable[[], object]) -> Verb:
+        return super().__new__(cls)
+
+    def __init__(self, name: str, outcome: Callable[[], object]) -> None:
+        super().__init__(name, "some.plugin:verb", cli.VERBS)
+        vars(self)["outcome"] = outcome
+
+    def load(self) -> click.Command:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return click.command(self.name)(self.outcome)
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    """A verb that fails."""
+
+    def verb() -> None:
+        """Fail."""
+        raise error
+
+    return verb
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TokenmillError("it failed"), 1),
+        (UsageError("not like this"), 2),
+        (BrokerUnreachableError("no broker"), 3),
+        (ModelLoadError("no model"), 4),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    error: TokenmillError, code: int, verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs(Verb("fail", raising(error)))
+    assert cli.run(["fail"]) == code
+    assert capsys.readouterr() == ("", f"tokenmill: error: {error}\n")
+
+
+def test_an_unexpected_exception_is_one_line_that_tells_of_the_traceback(
+    verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs(Verb("fail", raising(ZeroDivisionError("division by zero"))))
+    assert cli.run(["fail"]) == 1
+    told = "tokenmill: error: ZeroDivisionError: division by zero (run again with -v for the traceback)\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("arguments", [["-v", "fail"], ["fail", "-v"]])
+def test_verbose_shows_the_traceback_on_either_side_of_the_verb(
+    arguments: list[str], verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs(Verb("fail", raising(TokenmillError("it failed"))))
+    assert cli.run(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback")
+    assert error.endswith("tokenmill: error: it failed\n")
+
+
+def test_verbose_comes_from_the_environment_too(
+    verbs: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_VERBOSE", "1")
+    verbs(Verb("fail", raising(TokenmillError("it failed"))))
+    cli.run(["fail"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130_and_no_traceback(verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    verbs(Verb("wait", raising(KeyboardInterrupt())))
+    assert cli.run(["wait"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_wrong_option_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["run", "--nope", "x"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("tokenmill: error: No such option")
+    assert told.endswith(" (see `tokenmill run --help`)\n")
+    assert told.count("\n") == 1
+
+
+def test_a_verb_decides_the_exit_code(verbs: Callable[..., None]) -> None:
+    verbs(Verb("give", lambda: 4))
+    assert cli.run(["give"]) == 4
+
+
+def test_a_plugin_that_cannot_be_imported_names_itself_and_hides_nobody(
+    verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Verb("broken", ImportError("no module named 'spam'"))  # type: ignore[arg-type]
+    verbs(broken, Verb("fine", lambda: 0))
+    assert cli.run(["--help"]) == 0
+    assert "fine" in capsys.readouterr().out
+    assert cli.run(["broken", "--any", "thing"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "the command `broken` is broken: `some.plugin:verb`" in told
+    assert "no module named 'spam'" in told
+    assert cli.run(["fine"]) == 0
+
+
+def commands() -> list[click.Command]:
+    """The root command and all verbs of this distribution."""
+    context = click.Context(cli.root)
+    found = [cli.root.get_command(context, name) for name in cli.root.list_commands(context)]
+    return [cli.root, *(command for command in found if command is not None)]
+
+
+def test_the_verbs_are_there() -> None:
+    assert {point.name for point in entry_points(group=cli.VERBS)} >= {"demo", "enqueue", "info", "run", "worker"}
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_every_option_has_an_environment_name_and_shows_it(command: click.Command) -> None:
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name not in ("help", "version"):
+            longest = max(option.opts, key=len)
+            assert option.envvar == "TOKENMILL_" + longest.removeprefix("--").replace("-", "_").upper()
+            assert option.show_envvar, option.name
+            assert option.help, option.name
+
+
+@pytest.mark.parametrize("verb", ["--help", "run --help", "enqueue --help", "info --help", "demo --help"])
+def test_help_imports_no_model_and_no_redis(verb: str) -> None:
+    code = (
+        "import sys; from tokenmill.shared import cli; code = cli.run(sys.argv[1:]);"
+        f"print([name for name in {MODEL_MODULES!r} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *verb.split()], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    assert "Usage: tokenmill" in done.stdout
+
+
+def test_help_tells_the_precedence_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Precedence: command line, then environment, then default." in text
+    assert "3 broker unreachable, 4 model cannot load" in text
