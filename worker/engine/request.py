@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Finished:
     """How one request ended."""
 
     handle: int
-    request_id: Hashable
+    request_id: Any  # the caller's own
     output: list[int]  # without the matched stop, unless include_stop
     n_generated: int  # output tokens, resumed ones and the matched stop included
     finish_reason: FinishReason
@@ -54,7 +54,7 @@ class Request:
     """A request as the batcher keeps it; the handle is the batcher's own, request ids may repeat."""
 
     handle: int
-    request_id: Hashable
+    request_id: Any  # the caller's own
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]  # tokens generated before, when the request is resumed
     params: GenerationParams

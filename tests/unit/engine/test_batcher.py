@@ -226,6 +226,27 @@ def test_a_model_whose_eos_is_not_in_its_vocabulary_is_refused() -> None:
         ContinuousBatcher(FakeModel(eos_token_ids=(8,)), capacity=1)
 
 
+def test_by_default_a_request_is_greedy_and_stops_at_eos_or_128_tokens() -> None:
+    assert GenerationParams() == GenerationParams(
+        max_tokens=128,
+        min_tokens=0,
+        stop_token_ids=(),
+        stop_sequences=(),
+        ignore_eos=False,
+        include_stop=False,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        logprobs=None,
+        seed=None,
+    )
+
+
 def test_parameters_keep_their_own_copy_of_what_the_caller_may_change() -> None:
     sequences = [[2, 3]]
     batcher = ContinuousBatcher(counting, capacity=1)

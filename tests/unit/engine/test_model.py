@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tokenmill.worker.engine import Batch, CallableModel, ContinuousBatcher, Model
 
 from .fakes import FakeModel
+
+
+def ints(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
 
 
 def test_a_function_gets_whole_prefixes_of_the_complete_rows_only() -> None:
@@ -58,8 +63,12 @@ def test_any_array_of_integers_will_do() -> None:
 
 def test_a_row_that_starts_earlier_replaces_what_the_slot_held() -> None:
     seen: list[list[int]] = []
-    model = CallableModel(lambda prefixes: (seen.extend(prefixes), [0] * len(prefixes))[1])
-    ints = lambda *values: np.array(values, np.int32)  # noqa: E731
+
+    def model_next(prefixes: list[list[int]]) -> list[int]:
+        seen.extend(prefixes)
+        return [0] * len(prefixes)
+
+    model = CallableModel(model_next)
     for start, tokens in [(0, [1, 2, 3]), (3, [4]), (1, [5])]:
         model.forward(Batch(ints(0), ints(start), ints(len(tokens)), ints(*tokens), np.array([True])))
     model.truncate(0, 1)
@@ -75,7 +84,6 @@ def test_models_are_told_from_functions_and_from_anything_else() -> None:
 
 
 def test_rows_of_a_batch_bring_their_own_tokens() -> None:
-    ints = lambda *values: np.array(values, np.int32)  # noqa: E731
     batch = Batch(ints(4, 2, 7), ints(0, 5, 1), ints(2, 1, 3), ints(1, 2, 3, 4, 5, 6), np.array([True, False, True]))
     part = batch.rows(1, 3)
     assert (part.slots.tolist(), part.starts.tolist(), part.lengths.tolist()) == ([2, 7], [5, 1], [1, 3])

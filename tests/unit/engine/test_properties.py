@@ -146,7 +146,6 @@ class Run:
 
     def record(self, finished: Finished) -> None:
         number = finished.request_id
-        assert isinstance(number, int)
         check(number not in self.finished, "finished twice")
         self.finished[number] = finished
 
