@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
 from tokenmill.shared.errors import BrokerUnreachableError
 
 # The shell turns into the server (exec keeps its pid, $$). The subshell it leaves behind reads a pipe that nobody
@@ -21,6 +23,7 @@ from tokenmill.shared.errors import BrokerUnreachableError
 # alike. The directory goes first, so that whoever waits for the server finds it gone.
 _LAUNCH = 'directory=$0; exec 3<&0; (read -r _ <&3; rm -rf "$directory"; kill -9 $$) & exec "$@" 3<&- </dev/null'
 _START_TIMEOUT_S = 10.0
+_POLL_S = 0.005
 
 
 class EmbeddedBroker:
@@ -100,8 +103,8 @@ def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bo
     client = redis.Redis(host="127.0.0.1", port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
     with client:
         while process.poll() is None and time.monotonic() < deadline:
-            try:
-                return bool(client.info("server")["process_id"] == process.pid)
-            except redis.RedisError:
-                time.sleep(0.005)
+            with suppress(redis.RedisError):
+                if client.info("server")["process_id"] == process.pid:
+                    return True
+            time.sleep(_POLL_S)
     return False

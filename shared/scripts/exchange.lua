@@ -67,6 +67,7 @@ end
 
 local function delivery(id)
   local request = read(id, 'fence', 'payload', 'deliveries', 'enqueued', 'claimed', 'tokens')
+  assert(request.payload and request.deliveries)
   local ids, text = '', ''
   if request.tokens then ids, text = saved_output(id) end
   local queue_ms, age_ms = request.claimed - request.enqueued, now - request.enqueued
@@ -75,7 +76,7 @@ end
 
 local free, fence, claims = 0, 0, {}
 
--- Add a delivery to the answer; a request that cannot be read is ended rather than claimed for ever.
+-- Add a delivery to the answer; a request that somebody has damaged is ended rather than claimed for ever.
 local function answer_with(id)
   local ok, answer = pcall(delivery, id)
   if ok then
@@ -126,8 +127,8 @@ local function claim_pushed(payload)
   local id, streams, problem = open(payload)
   if not id then return dead_letter(problem, '', payload) end
   local sha1 = redis.sha1hex(payload)
-  local known = read(id, 'state', 'sha1', 'deliveries')
-  if known.state and (known.state ~= 'waiting' or known.deliveries or known.sha1 ~= sha1) then
+  local known = read(id, 'state', 'sha1')
+  if known.state and (known.state ~= 'waiting' or known.sha1 ~= sha1) then
     if problem then return dead_letter(problem, id, payload) end
     return count('duplicates')
   end

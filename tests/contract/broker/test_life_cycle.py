@@ -1,0 +1,104 @@
+"""Every transition, repeated, dropped and late, against the reference model; and proof that the test would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tokenmill.shared import lua
+from tokenmill.shared.errors import TokenmillError
+
+from .machine import LifeCycle
+
+# The same examples in every run. No shrinking: a failure prints its 40 steps, and shrinking them takes minutes.
+SCRIPTS = ("enqueue", "exchange", "renew", "reclaim", "release")
+
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "database": None,
+    "derandomize": True,
+    "phases": [Phase.generate],
+    "stateful_step_count": 40,
+}
+
+
+@pytest.fixture
+def machine(client: redis.Redis) -> type[LifeCycle]:
+    return type("LifeCycle", (LifeCycle,), {"client": client})
+
+
+def test_the_broker_does_what_the_model_says(machine: type[LifeCycle]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=100, **COMMON))
+
+
+# A rule forgotten: what a script says, what it says without the rule.
+MUTANTS = {
+    "finish without the fence": ("if request.fence ~= fence then", "if false then"),
+    "finish by a fence of another state": ("if request.state ~= 'running' then return 1 end", ""),
+    "checkpoint without the fence": (
+        "if request.state ~= 'running' or request.fence ~= fence then",
+        "if request.state ~= 'running' then",
+    ),
+    "tokens appended twice": ("if start + total <= known then return 1 end", ""),
+    "tokens appended after a gap": ("if start ~= known then return -1 - known end", ""),
+    "no deduplication": ("if known.state and (known.state ~= 'waiting' or ", "if known.state and ("),
+    "another body than the accepted one": (" or known.sha1 ~= sha1) then", ") then"),
+    "no ack": ("if #unseen == 0 then claim_new() end", "claim_new()"),
+    "more claims than slots": ("free = slots - redis.call('ZCARD', own)", "free = slots"),
+    "requests before resume": (
+        "claim_from(RESUME, claim_resumed)\n  claim_from(REQUESTS, claim_pushed)",
+        "claim_from(REQUESTS, claim_pushed)\n  claim_from(RESUME, claim_resumed)",
+    ),
+    "finished but owned": ("  redis.call('ZREM', own_key(request.worker), id)\n  finish(", "  finish("),
+    "given back but owned": (
+        "  redis.call('ZREM', own_key(request.worker), id)\n  redis.call('HSET'",
+        "  redis.call('HSET'",
+    ),
+    "given back with its fence": ("'state', 'waiting', 'fence', '0')", "'state', 'waiting')"),
+    "finished but leased": (
+        "  redis.call('ZREM', LEASES, id)\n  redis.call('ZREM', own_key(request.worker), id)\n  finish(",
+        "  redis.call('ZREM', own_key(request.worker), id)\n  finish(",
+    ),
+    "renew without the fence": (
+        "if request.state == 'running' and request.fence == fence then",
+        "if request.state == 'running' then",
+    ),
+    "release without the fence": (
+        "request.state ~= 'running' or request.fence ~= fence then return 0",
+        "request.state ~= 'running' then return 0",
+    ),
+    "a reply for ever": ("redis.call('PEXPIRE', reply_key(id), ttl)", ""),
+    "a conflict taken for a duplicate": ("known.sha1 == sha1 and 'duplicate' or 'conflict'", "'duplicate'"),
+}
+
+
+@pytest.fixture
+def mutate(monkeypatch: pytest.MonkeyPatch, client: redis.Redis) -> Iterator[Callable[[str, str], None]]:
+    """Run the scripts with one piece of their text replaced."""
+    whole = lua.source
+
+    def mutate(text: str, mutation: str) -> None:
+        assert any(whole(name).decode().count(text) == 1 for name in SCRIPTS), "the mutant's text is gone"
+        monkeypatch.setattr(lua, "source", lambda name: whole(name).replace(text.encode(), mutation.encode()))
+        lua._sha1.cache_clear()
+        for name in SCRIPTS:
+            client.script_load(lua.source(name))  # a mutant that does not compile proves nothing
+
+    yield mutate
+    monkeypatch.undo()
+    lua._sha1.cache_clear()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_machine_notices_a_forgotten_rule(
+    mutant: str, machine: type[LifeCycle], mutate: Callable[[str, str], None]
+) -> None:
+    mutate(*MUTANTS[mutant])
+    with pytest.raises((AssertionError, LookupError, ValueError, TokenmillError)):
+        run_state_machine_as_test(machine, settings=settings(max_examples=300, **COMMON))
