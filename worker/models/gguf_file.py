@@ -77,7 +77,7 @@ class GgufFile:
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ModelLoadError(f"{self.path}: tensor {name} is of type {kind}, which cannot be read") from error
-        if out is None:
-            return np.ascontiguousarray(values, dtype=np.float32)
+        # Always a copy: a float32 tensor is a window on the file, which kills the process if the file is replaced.
+        out = np.empty(shape, np.float32) if out is None else out
         out[...] = values
         return out

@@ -75,8 +75,8 @@ class LlamaModel:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} tokens, but the row starts at {start}")
         if (end := (batch.starts + batch.lengths).max()) > (limit := self._keys.shape[3]):
             raise ValueError(f"a row of {end} tokens exceeds the context of {limit}")
-        if batch.tokens.min() < 0 or batch.tokens.max() >= (vocab_size := self._config.vocab_size):
-            raise ValueError(f"token ids must be from 0 to {vocab_size - 1}")
+        if batch.tokens.min() < 0 or batch.tokens.max() >= self._config.vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._config.vocab_size - 1}")
 
     def _attention(
         self, i: int, layer: Layer, hidden: Float32, rows: AttentionRows, rotation: tuple[Float32, Float32]

@@ -77,10 +77,10 @@ def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedMo
 
     key, _, value = options.partition("=")
     try:
-        delay_ms = float(value) if key == "delay_ms" else 0.0
+        delay_ms = 0.0 if spec == "toy" else float(value)
     except ValueError:
         delay_ms = -1
-    if key not in ("", "delay_ms") or not 0 <= delay_ms < 60_000:
+    if (spec != "toy" and key != "delay_ms") or not 0 <= delay_ms < 60_000:
         raise ModelLoadError(f"unknown model {spec!r}; the toy model is `toy`, or `toy:delay_ms=5` for slow steps")
     return LoadedModel(ToyModel(slots=slots, max_context=max_context, delay_ms=delay_ms), ByteTokenizer(), spec)
 
