@@ -114,7 +114,7 @@ class Broker:
         finished: Sequence[Finish] = (),
         checkpoints: Sequence[Checkpoint] = (),
     ) -> Exchanged:
-        """Post replies, save tokens and claim up to ``slots`` less what is owned, in this order and in one script.
+        """Save tokens, post replies and claim up to ``slots`` less what is owned, in this order and in one script.
 
         ``ack`` is the highest fence received so far: claims above it come (again), so that a lost answer loses nothing.
         ``slots=0`` claims nothing new.

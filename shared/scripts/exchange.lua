@@ -3,7 +3,7 @@
 --          checkpoints × (id, fence, start, count, ids, text))
 --   -> {owned, claims, finished, checkpointed}
 --
--- One step of one worker: post what is finished, save what was generated, claim what fits into the free slots.
+-- One step of one worker: save what was generated, post what is finished, claim what fits into the free slots.
 --   owned         id, fence, id, fence, ...: all that the worker owns now; it drops whatever is not among them
 --   claims        {id, fence, payload, deliveries, queue_ms, age_ms, ids, text} with a fence above `ack`, the highest that
 --                 the worker has received: a repeated call gets the same ones and takes nothing new
@@ -164,8 +164,9 @@ local function claim_new()
   claim_from(REQUESTS, claim_pushed)
 end
 
-local finished = each(FIRST, FINISH_WIDTH, finishes, finish_one)
+-- Checkpoints first: of a request that has both in one call, the last tokens follow those of the checkpoint.
 local checkpointed = each(FIRST + finishes * FINISH_WIDTH, CHECKPOINT_WIDTH, checkpoints, checkpoint_one)
+local finished = each(FIRST, FINISH_WIDTH, finishes, finish_one)
 
 local unseen = redis.call('ZRANGEBYSCORE', own, '(' .. ack, '+inf')
 for _, id in ipairs(unseen) do answer_with(id) end

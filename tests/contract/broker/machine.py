@@ -221,8 +221,8 @@ class LifeCycle(RuleBasedStateMachine):
         self, worker: str, slots: int, ack: int, finished: list[Finish], saved: list[Checkpoint], answer: Exchanged
     ) -> None:
         model, given = self.model, {claim.id: claim.fence for claim in answer.claims}
-        assert answer.finished == [model.finish(item) for item in finished]
         assert answer.checkpoints == [model.checkpoint(item) for item in saved]
+        assert answer.finished == [model.finish(item) for item in finished]
 
         def new_fence(request_id: str) -> int:
             fence = given[request_id]

@@ -116,6 +116,17 @@ def test_a_stream_gets_its_last_chunk_and_an_end(broker: Broker, client: redis.R
     assert 0 < client.pttl(broker.keys.tokens("a")) <= TTL_MS
 
 
+def test_a_checkpoint_and_the_finish_of_one_request_may_travel_together(broker: Broker, worker: Worker) -> None:
+    broker.enqueue("a", body("a"), stream=True)
+    claim = worker.claim_one()
+    saved = Checkpoint("a", claim.fence, 0, [5], "Hello")
+
+    answer = worker.exchange(done(claim, "length", start=1, token_ids=[6], text="!"), checkpoints=[saved])
+
+    assert (answer.finished, answer.checkpoints) == ([1], [1])
+    assert [entry.text for entry in broker.read_tokens("a")] == ["Hello", "!", ""]
+
+
 def test_a_finished_request_keeps_only_what_a_repeat_needs(broker: Broker, client: redis.Redis, worker: Worker) -> None:
     broker.enqueue("a", body("a"))
     claim = worker.claim_one()
