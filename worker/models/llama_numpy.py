@@ -58,6 +58,7 @@ class LlamaModel:
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]`` for its complete rows."""
         self._check(batch)
+        self._lengths[batch.slots] = batch.starts  # should this fail half-way, what lies after is not to be trusted
         positions = token_positions(batch)
         rows = AttentionRows(batch, positions, self._keys, self._values)
         hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
