@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -69,7 +70,7 @@ class LocalPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run now."""
-        return [worker.pid for worker in self._workers if worker.running]
+        return [worker.pid for worker in self._workers if worker.is_running()]
 
     def wait_ready(self, show: Callable[[int, int], object] = lambda _ready, _all: None) -> None:
         """Wait until every worker has loaded its model; ``show`` is called with (ready, all) as they come.
@@ -99,7 +100,7 @@ class LocalPool:
             status = worker.ended()
             for line in worker.new_lines():
                 if not line.startswith(ERROR_PREFIX):
-                    _logger.warning("worker %d: %s", number, line)
+                    print(f"worker {number}: {line}", file=sys.stderr)
             if status is not None:
                 self._mourn(number, worker, status)
             worker.restart_when_due()

@@ -58,8 +58,7 @@ class WorkerProcess:
         """Process id of the present incarnation."""
         return self._process.pid
 
-    @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process runs at this moment."""
         return self._process.poll() is None
 
@@ -102,7 +101,7 @@ class WorkerProcess:
     def terminate(self) -> None:
         """Ask it to stop, and start it no more."""
         self._crashes = MAX_CRASHES
-        if self.running:
+        if self.is_running():
             self._process.terminate()
 
     def kill(self, grace_s: float) -> None:

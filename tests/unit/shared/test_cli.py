@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 import click
 import pytest
@@ -20,27 +20,26 @@ MODEL_MODULES = ("numpy", "redis", "gguf", "tokenizers", "jinja2", "rich", "toke
 def verbs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Makes functions the only verbs of the command line."""
 
-    def install(*points: EntryPoint) -> None:
+    def install(*points: Verb) -> None:
         monkeypatch.setattr(cli.root, "_verbs", points)
 
     yield install
     log.setup()
 
 
-class Verb(EntryPoint):
-    """An entry point that is already loaded, or that fails to load."""
+class Verb:
+    """What the command line needs of an entry point: loaded already, or failing to load."""
 
-    def __new__(cls, name: str, outcome: Callable[[], object]) -> Verb:
-        return super().__new__(cls)
+    value = "some.plugin:verb"
 
-    def __init__(self, name: str, outcome: Callable[[], object]) -> None:
-        super().__init__(name, "some.plugin:verb", cli.VERBS)
-        vars(self)["outcome"] = outcome
+    def __init__(self, name: str, outcome: Callable[[], object] | Exception) -> None:
+        self.name = name
+        self._outcome = outcome
 
     def load(self) -> click.Command:
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return click.command(self.name)(self.outcome)
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return click.command(self.name)(self._outcome)
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -121,7 +120,7 @@ def test_a_verb_decides_the_exit_code(verbs: Callable[..., None]) -> None:
 def test_a_plugin_that_cannot_be_imported_names_itself_and_hides_nobody(
     verbs: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = Verb("broken", ImportError("no module named 'spam'"))  # type: ignore[arg-type]
+    broken = Verb("broken", ImportError("no module named 'spam'"))
     verbs(broken, Verb("fine", lambda: 0))
     assert cli.run(["--help"]) == 0
     assert "fine" in capsys.readouterr().out

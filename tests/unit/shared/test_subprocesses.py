@@ -61,10 +61,10 @@ def test_a_crashed_process_starts_again_after_its_backoff(start: Callable[[str],
     assert eventually(process.ended) == -signal.SIGKILL
     assert process.ended() is None  # told once
     process.restart_when_due()
-    assert not process.running
+    assert not process.is_running()
     clock.now += BACKOFF_S
     process.restart_when_due()
-    assert process.running
+    assert process.is_running()
     assert process.pid != first
 
 
@@ -74,14 +74,14 @@ def test_the_backoff_doubles_until_the_process_is_given_up(start: Callable[[str]
         assert eventually(process.ended) == 7
         clock.now += BACKOFF_S * 2**crash * 0.9
         process.restart_when_due()
-        assert not process.running
+        assert not process.is_running()
         clock.now += BACKOFF_S * 2**crash * 0.2
         process.restart_when_due()
     assert eventually(process.ended) == 7
     assert process.hopeless
     clock.now += 3600
     process.restart_when_due()
-    assert not process.running
+    assert not process.is_running()
 
 
 def test_a_process_that_ran_for_long_is_not_held_to_old_crashes(
@@ -94,7 +94,7 @@ def test_a_process_that_ran_for_long_is_not_held_to_old_crashes(
         eventually(process.ended)
         clock.now += BACKOFF_S
         process.restart_when_due()
-        assert process.running
+        assert process.is_running()
 
 
 def test_the_last_words_are_the_last_line_without_our_prefix(start: Callable[[str], WorkerProcess]) -> None:
@@ -121,7 +121,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(
     child = int(eventually(lambda: process.new_lines() or None)[0])
     process.terminate()
     process.kill(0.05)
-    assert not process.running
+    assert not process.is_running()
     eventually(lambda: not alive(child))
 
 
