@@ -97,11 +97,13 @@ def report(rates: dict[str, float]) -> int:
 
 
 def machine() -> str:
-    """Cores and the linear algebra under NumPy, which decide the figures."""
+    """Cores and the linear algebra under NumPy, which decide the figures; other load makes many threads a burden."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{platform.machine()}, {cores} cores{load}, NumPy {np.__version__} with {blas['name']} {blas['version']}"
+    threads = os.environ.get("OPENBLAS_NUM_THREADS", "all")
+    library = f"{blas['name']} {blas['version']}, threads: {threads}"
+    return f"{platform.machine()}, {cores} cores{load}, NumPy {np.__version__} with {library}"
 
 
 if __name__ == "__main__":
