@@ -53,8 +53,8 @@ class Claim(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """Answer to an exchange; ``finished`` and ``checkpoints`` in the order given: 1 done, 0 fenced, -1-n "send again
-    from token n"."""
+    """Answer to an exchange; ``finished`` and ``checkpoints`` in the order given: 1 done, 0 fenced, and -1-n to a
+    checkpoint that has to be sent again from token n."""
 
     owned: dict[str, int]  # id → fence of all that the worker owns now; it drops whatever is not among them
     claims: list[Claim]

@@ -7,8 +7,8 @@
 --   owned         id, fence, id, fence, ...: all that the worker owns now; it drops whatever is not among them
 --   claims        {id, fence, payload, deliveries, queue_ms, age_ms, ids, text} with a fence above `ack`, the highest that
 --                 the worker has received: a repeated call gets the same ones and takes nothing new
---   finished      1 done (now or before), 0 fenced, -1-n "the stream has n tokens, send from there"
---   checkpointed  1 stored (now or before), 0 fenced, -1-n
+--   finished      1 done (now or before), 0 fenced
+--   checkpointed  1 stored (now or before), 0 fenced, -1-n "the broker has n tokens, send from there"
 pass_maxmemory()
 local worker, slots, ack = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local lease, ttl, max_payload = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -33,10 +33,8 @@ local function finish_one(id, fence, reason, body, start, total, ids, text)
     return 0
   end
   if request.state ~= 'running' then return 1 end
-  if request.stream then
-    local appended = append(id, request, tonumber(start), tonumber(total), ids, text)
-    if appended ~= 1 then return appended end
-  end
+  -- A gap here means that the broker has lost tokens that it once had: the reply, which has all of them, still counts.
+  if request.stream then append(id, request, tonumber(start), tonumber(total), ids, text) end
   redis.call('ZREM', LEASES, id)
   redis.call('ZREM', own_key(request.worker), id)
   finish(id, request, reason, body, ttl)
@@ -45,10 +43,11 @@ end
 
 local function checkpoint_one(id, fence, start, total, ids, text)
   local request = read(id, 'state', 'fence', 'tokens')
-  if request.state ~= 'running' or request.fence ~= fence then
+  if request.fence ~= fence then
     count('fenced')
     return 0
   end
+  if request.state ~= 'running' then return 1 end
   return append(id, request, tonumber(start), tonumber(total), ids, text)
 end
 

@@ -19,7 +19,7 @@ from tokenmill.shared.broker import Broker, Checkpoint, Exchanged, Finish, Lost
 
 from .driver import LEASE_MS, TTL_MS, body, unexpected_keys
 
-IDS = ("a", "b", "c", "s1", "s2")  # the last two stream
+IDS = ("a", "b", "c", "d", "e", "s1", "s2", "s3")  # the last three stream
 WORKERS = ("w1", "w2")
 SLOTS = 2
 BAD_PUSHES = (b'{"id":"%s","prompt":', b'{"id":"%s"} trailing')
@@ -81,8 +81,8 @@ class Model:
             return 0
         if entry.state != "running":
             return 1
-        if entry.stream and (stored := self.append(entry, item.start, item.token_ids)) != 1:
-            return stored
+        if entry.stream:
+            self.append(entry, item.start, item.token_ids)
         entry.state, entry.reply = item.finish_reason, item.body
         if not entry.stream:
             entry.tokens = []
@@ -90,8 +90,10 @@ class Model:
         return 1
 
     def checkpoint(self, item: Checkpoint) -> int:
-        entry = self.holder(item.id, item.fence)
-        return self.append(entry, item.start, item.token_ids) if entry else 0
+        entry = self.entries.get(item.id)
+        if not entry or entry.fence != item.fence:
+            return 0
+        return self.append(entry, item.start, item.token_ids) if entry.state == "running" else 1
 
     @staticmethod
     def append(entry: Entry, start: int, token_ids: Any) -> int:
@@ -182,11 +184,9 @@ class LifeCycle(RuleBasedStateMachine):
 
         self.send(call, fate)
 
-    pushes = st.one_of(
-        st.builds(push_of, st.sampled_from(IDS), st.integers(0, 1)),
-        st.builds(lambda bad, request_id: bad % request_id.encode(), st.sampled_from(BAD_PUSHES), st.sampled_from(IDS)),
-        st.sampled_from(UNREADABLE),
-    )
+    good_pushes = st.builds(push_of, st.sampled_from(IDS), st.integers(0, 1))
+    bad_pushes = st.builds(lambda bad, name: bad % name.encode(), st.sampled_from(BAD_PUSHES), st.sampled_from(IDS))
+    pushes = st.one_of(good_pushes, good_pushes, good_pushes, bad_pushes, st.sampled_from(UNREADABLE))
 
     @rule(payload=pushes)
     def push(self, payload: bytes) -> None:
@@ -195,7 +195,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), slots=st.sampled_from([SLOTS, SLOTS, 1, 0]), fate=fates, data=st.data())
     def exchange(self, worker: str, slots: int, fate: str, data: st.DataObject) -> None:
-        finished = data.draw(st.lists(self.finishes(), max_size=2))
+        finished = data.draw(st.lists(self.finishes(), max_size=1))
         checkpoints = data.draw(st.lists(self.checkpoints(), max_size=2))
         ack = self.acks[worker]
 

@@ -51,7 +51,7 @@ def test_a_draining_worker_learns_of_a_lost_claim_without_taking_more(broker: Br
     assert list(answer.owned) == ["a"]
 
 
-def test_the_exchange_finishes_before_it_claims(broker: Broker, worker: Worker) -> None:
+def test_an_exchange_finishes_before_it_claims(broker: Broker, worker: Worker) -> None:
     broker.enqueue("a", body("a"))
     broker.enqueue("b", body("b"))
     worker.slots = 1
@@ -72,7 +72,7 @@ def test_an_old_exchange_that_arrives_late_changes_nothing(broker: Broker, worke
 
     late = worker.send(done(claim, "error"), checkpoints=[saved])
 
-    assert (late.finished, late.checkpoints) == ([1], [0])
+    assert (late.finished, late.checkpoints) == ([1], [1])
     assert client.dump(broker.keys.reply("a")) == before
 
 
@@ -101,9 +101,6 @@ def test_a_stream_gets_its_last_chunk_and_an_end(broker: Broker, client: redis.R
     claim = worker.claim_one()
     worker.exchange(checkpoints=[Checkpoint("a", claim.fence, 0, [5], "Hello")])
 
-    gap = worker.exchange(done(claim, "length", start=2, token_ids=[7], text="!"))
-    assert gap.finished == [-2]
-    assert broker.wait_reply("a", 0) is None
     assert worker.exchange(done(claim, "length", start=1, token_ids=[6, 7], text=" world!")).finished == [1]
 
     entries = broker.read_tokens("a")
@@ -125,6 +122,37 @@ def test_a_checkpoint_and_the_finish_of_one_request_may_travel_together(broker: 
 
     assert (answer.finished, answer.checkpoints) == ([1], [1])
     assert [entry.text for entry in broker.read_tokens("a")] == ["Hello", "!", ""]
+
+
+def test_a_checkpoint_after_a_gap_is_asked_for_from_where_the_stream_ends(broker: Broker, worker: Worker) -> None:
+    broker.enqueue("a", body("a"))
+    claim = worker.claim_one()
+
+    def save(start: int, *token_ids: int) -> int:
+        return worker.exchange(checkpoints=[Checkpoint("a", claim.fence, start, token_ids, "x")]).checkpoints[0]
+
+    assert [save(2, 7), save(0, 5, 6), save(1, 6, 7), save(0, 5, 6), save(2, 7)] == [-1, 1, -3, 1, 1]
+
+
+def test_a_finish_counts_even_after_the_broker_lost_tokens_of_its_stream(broker: Broker, worker: Worker) -> None:
+    broker.enqueue("a", body("a"), stream=True)
+    claim = worker.claim_one()
+
+    assert worker.exchange(done(claim, start=2, token_ids=[7], text="!")).finished == [1]
+    assert [entry.end for entry in broker.read_tokens("a")] == ["stop"]
+    assert broker.wait_reply("a", 0) is not None
+
+
+def test_a_checkpoint_and_the_finish_of_one_request_may_come_together_and_twice(broker: Broker, worker: Worker) -> None:
+    broker.enqueue("a", body("a"), stream=True)
+    claim = worker.claim_one()
+    checkpoint = Checkpoint("a", claim.fence, 0, [5], "Hello")
+    finish = done(claim, start=1, token_ids=[6], text=" world")
+
+    answers = [worker.exchange(finish, checkpoints=[checkpoint]) for _ in range(2)]
+
+    assert [(answer.finished, answer.checkpoints) for answer in answers] == [([1], [1])] * 2
+    assert [entry.text for entry in broker.read_tokens("a")] == ["Hello", " world", ""]
 
 
 def test_a_finished_request_keeps_only_what_a_repeat_needs(broker: Broker, client: redis.Redis, worker: Worker) -> None:
