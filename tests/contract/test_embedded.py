@@ -39,7 +39,7 @@ def wait_until_gone(url: str, directory: Path) -> None:
 
 
 def directory_of(url: str) -> Path:
-    return Path(connect(url).config_get("dir")["dir"])
+    return Path(str(connect(url).config_get("dir")["dir"]))
 
 
 def test_it_is_private_in_memory_and_never_evicts() -> None:

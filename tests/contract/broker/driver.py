@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from tokenmill.shared.broker import Broker, Checkpoint, Claim, Exchanged, Finish
 
 LEASE_MS = 30_000
 TTL_MS = 60_000
 
 
-def unexpected_keys(client: redis.Redis, broker: Broker) -> list[str]:
+def unexpected_keys(client: Any, broker: Broker) -> list[str]:
     """Keys of a queue that should have an expiry and have none, or should not be there at all."""
     keys, prefix = broker.keys, broker.keys.meta.removesuffix("meta")
     for_ever = {keys.requests, keys.resume, keys.leases, keys.workers, keys.dead, keys.stats, keys.meta}

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from tokenmill.shared.broker import Broker, Checkpoint, TokenEntry
 from tokenmill.shared.protocol import Reply
@@ -16,7 +15,7 @@ from tokenmill.shared.protocol import Reply
 from .driver import TTL_MS, Worker, body, done
 
 
-def test_a_bare_push_is_claimed_like_an_enqueued_request(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_a_bare_push_is_claimed_like_an_enqueued_request(broker: Broker, client: Any, worker: Worker) -> None:
     client.rpush(broker.keys.requests, body("bare", stream=True))
     broker.enqueue("enqueued", body("enqueued", stream=True), stream=True)
 
@@ -62,7 +61,7 @@ def test_an_exchange_finishes_before_it_claims(broker: Broker, worker: Worker) -
     assert (answer.finished, [claim.id for claim in answer.claims]) == ([1], ["b"])
 
 
-def test_an_old_exchange_that_arrives_late_changes_nothing(broker: Broker, worker: Worker, client: redis.Redis) -> None:
+def test_an_old_exchange_that_arrives_late_changes_nothing(broker: Broker, worker: Worker, client: Any) -> None:
     broker.enqueue("a", body("a"))
     claim = worker.claim_one()
     saved = Checkpoint("a", claim.fence, 0, [1, 2], "one two ")
@@ -96,7 +95,7 @@ def test_generation_goes_on_from_the_checkpoint_with_another_worker(
     assert second.exchange(done(resumed)).finished == [1]
 
 
-def test_a_stream_gets_its_last_chunk_and_an_end(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_a_stream_gets_its_last_chunk_and_an_end(broker: Broker, client: Any, worker: Worker) -> None:
     broker.enqueue("a", body("a"), stream=True)
     claim = worker.claim_one()
     worker.exchange(checkpoints=[Checkpoint("a", claim.fence, 0, [5], "Hello")])
@@ -155,7 +154,7 @@ def test_a_checkpoint_and_the_finish_of_one_request_may_come_together_and_twice(
     assert [entry.text for entry in broker.read_tokens("a")] == ["Hello", " world", ""]
 
 
-def test_a_finished_request_keeps_only_what_a_repeat_needs(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_a_finished_request_keeps_only_what_a_repeat_needs(broker: Broker, client: Any, worker: Worker) -> None:
     broker.enqueue("a", body("a"))
     claim = worker.claim_one()
     worker.exchange(checkpoints=[Checkpoint("a", claim.fence, 0, [5], "Hello")])
@@ -186,7 +185,7 @@ def test_a_finished_request_keeps_only_what_a_repeat_needs(broker: Broker, clien
     ],
 )
 def test_bytes_that_are_no_request_are_a_dead_letter_and_spare_their_neighbours(
-    push: bytes, why: str, broker: Broker, client: redis.Redis, worker: Worker
+    push: bytes, why: str, broker: Broker, client: Any, worker: Worker
 ) -> None:
     client.rpush(broker.keys.requests, body("before"), push, body("after"))
 
@@ -199,7 +198,7 @@ def test_bytes_that_are_no_request_are_a_dead_letter_and_spare_their_neighbours(
     "push", [b'{"id": "r1", "prompt": ', b'{"prompt": "x", "id" : "r1"} and more', b'{"id":"r1","x":"' + b"y" * 300_000]
 )
 def test_a_broken_request_with_an_id_is_answered_with_a_valid_error(
-    push: bytes, broker: Broker, client: redis.Redis, worker: Worker
+    push: bytes, broker: Broker, client: Any, worker: Worker
 ) -> None:
     client.rpush(broker.keys.requests, push)
 
@@ -211,7 +210,7 @@ def test_a_broken_request_with_an_id_is_answered_with_a_valid_error(
 
 
 def test_the_id_is_that_of_the_claim_even_where_the_payload_names_two(
-    broker: Broker, client: redis.Redis, worker: Worker
+    broker: Broker, client: Any, worker: Worker
 ) -> None:
     client.rpush(broker.keys.requests, b'{"id": "first", "id": "second", "prompt": "x"}')
     claim = worker.claim_one()
@@ -220,7 +219,7 @@ def test_the_id_is_that_of_the_claim_even_where_the_payload_names_two(
     assert broker.wait_reply(claim.id, 0) is not None
 
 
-def test_rubbish_costs_a_bounded_amount_of_work_per_call(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_rubbish_costs_a_bounded_amount_of_work_per_call(broker: Broker, client: Any, worker: Worker) -> None:
     client.rpush(broker.keys.requests, *[b"junk"] * 100, body("good"))
     worker.slots = 1
 
@@ -230,7 +229,7 @@ def test_rubbish_costs_a_bounded_amount_of_work_per_call(broker: Broker, client:
     assert [claim.id for claim in claims] == ["good"]
 
 
-def test_dead_letters_are_capped(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_dead_letters_are_capped(broker: Broker, client: Any, worker: Worker) -> None:
     client.rpush(broker.keys.requests, *[b"junk %d" % i for i in range(1100)])
     while client.llen(broker.keys.requests):
         worker.exchange()
@@ -238,9 +237,7 @@ def test_dead_letters_are_capped(broker: Broker, client: redis.Redis, worker: Wo
     assert client.xrevrange(broker.keys.dead, count=1)[0][1][b"payload"] == b"junk 1099"
 
 
-def test_a_key_of_another_type_in_the_way_spares_the_neighbours(
-    broker: Broker, client: redis.Redis, worker: Worker
-) -> None:
+def test_a_key_of_another_type_in_the_way_spares_the_neighbours(broker: Broker, client: Any, worker: Worker) -> None:
     client.set(broker.keys.request("evil"), "x", px=TTL_MS)
     client.set(broker.keys.reply("good"), "x")
     client.rpush(broker.keys.requests, body("evil"), body("good"))
@@ -254,7 +251,7 @@ def test_a_key_of_another_type_in_the_way_spares_the_neighbours(
 
 
 def test_a_request_whose_state_is_damaged_ends_with_an_error_instead_of_going_round(
-    broker: Broker, client: redis.Redis, worker: Worker, lapse: Callable[..., None], reclaim: Callable[..., int]
+    broker: Broker, client: Any, worker: Worker, lapse: Callable[..., None], reclaim: Callable[..., int]
 ) -> None:
     for name in ("a", "b"):
         broker.enqueue(name, body(name))
@@ -271,9 +268,7 @@ def test_a_request_whose_state_is_damaged_ends_with_an_error_instead_of_going_ro
         assert reply.error.code == "internal"
 
 
-def test_fences_only_grow_even_when_the_broker_lost_everything(
-    broker: Broker, client: redis.Redis, worker: Worker
-) -> None:
+def test_fences_only_grow_even_when_the_broker_lost_everything(broker: Broker, client: Any, worker: Worker) -> None:
     broker.enqueue("a", body("a"))
     first = worker.claim_one()
     client.delete(*client.scan_iter(f"{broker.keys.meta.removesuffix('meta')}*"))
@@ -285,7 +280,7 @@ def test_fences_only_grow_even_when_the_broker_lost_everything(
     assert worker.finish(second) == 1
 
 
-def test_a_fence_ahead_of_the_clock_is_still_passed(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_a_fence_ahead_of_the_clock_is_still_passed(broker: Broker, client: Any, worker: Worker) -> None:
     ahead = 4_000_000_000_000_000
     client.hset(broker.keys.meta, "fence", ahead)
     for name in ("a", "b"):
@@ -294,20 +289,20 @@ def test_a_fence_ahead_of_the_clock_is_still_passed(broker: Broker, client: redi
     assert worker.exchange().owned == {"a": ahead + 1, "b": ahead + 2}
 
 
-def test_what_one_bad_item_answers_leaves_the_others_alone(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_what_one_bad_item_answers_leaves_the_others_alone(broker: Broker, client: Any, worker: Worker) -> None:
     for name in ("a", "b"):
         broker.enqueue(name, body(name), stream=True)
     a, b = worker.claim()
     client.set(broker.keys.tokens("a"), "not a stream")
 
-    chunk = {"token_ids": [1], "text": "x"}
+    chunk: dict[str, Any] = {"token_ids": [1], "text": "x"}
     answer = worker.exchange(done(a, **chunk), done(b, **chunk), checkpoints=[Checkpoint("a", a.fence, 0, [1], "x")])
 
     assert (answer.finished, answer.checkpoints) == ([0, 1], [0])
     assert broker.info().stats["script_errors"] == 2
 
 
-def test_counters_tell_what_happened(broker: Broker, client: redis.Redis, worker: Worker) -> None:
+def test_counters_tell_what_happened(broker: Broker, client: Any, worker: Worker) -> None:
     broker.enqueue("a", body("a"))
     client.rpush(broker.keys.requests, body("a"), body("b"), b"junk")
     a, b = worker.claim()
@@ -324,7 +319,7 @@ def test_counters_tell_what_happened(broker: Broker, client: redis.Redis, worker
     }
 
 
-def test_the_scripts_run_on_fakeredis(fake_client: redis.Redis) -> None:
+def test_the_scripts_run_on_fakeredis(fake_client: Any) -> None:
     broker = Broker(fake_client, "fake")
     worker = Worker(broker)
     assert broker.enqueue("a", body("a"), stream=True).status == "ok"

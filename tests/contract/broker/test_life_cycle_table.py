@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-import redis
 
 from tokenmill.shared.broker import Broker, Checkpoint, Claim
 
@@ -22,15 +21,19 @@ def _table() -> list[tuple[str, str, str, str]]:
     text = (files("tokenmill.shared") / "scripts" / "README.md").read_text(encoding="utf-8")
     lines = text.split("## Life of a request")[1].split("\n## ")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return [
-        (row[0], before, *cell.split(", ", 1)) for row in rows for before, cell in zip(head[1:], row[1:], strict=True)
-    ]
+    cells = [(row[0], *pair) for row in rows for pair in zip(head[1:], row[1:], strict=True)]
+    return [(call, before, *after_and_answer(cell)) for call, before, cell in cells]
+
+
+def after_and_answer(cell: str) -> tuple[str, str]:
+    after, _, answer = cell.partition(", ")
+    return after, answer
 
 
 class Table:
     """Brings one request into a state, makes one call, and tells state and answer in the table's words."""
 
-    def __init__(self, broker: Broker, client: redis.Redis, lapse: Callable[..., None], reclaim: Callable[..., int]):
+    def __init__(self, broker: Broker, client: Any, lapse: Callable[..., None], reclaim: Callable[..., int]):
         self.broker, self.client, self.lapse, self.reclaim = broker, client, lapse, reclaim
         self.worker, self.other = Worker(broker, "w"), Worker(broker, "other")
         self.held = Claim(ID, 12345, b"", 1, 0, 0, [], "")  # a delivery that never was
@@ -109,7 +112,7 @@ def test_the_scripts_do_what_the_table_says(
     after: str,
     answer: str,
     broker: Broker,
-    client: redis.Redis,
+    client: Any,
     lapse: Callable[..., None],
     reclaim: Callable[..., int],
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.cluster import key_slot
+from redis.crc import key_slot
 
 from tokenmill.shared.errors import UsageError
 from tokenmill.shared.keys import Keys
@@ -50,3 +51,9 @@ def test_keys_are_spelt_as_the_documentation_spells_them() -> None:
 def test_a_queue_name_that_would_break_the_hash_tag_is_refused(queue: str) -> None:
     with pytest.raises(UsageError, match=re.escape("queue name")):
         Keys(queue)
+
+
+def test_the_documentation_lists_every_key() -> None:
+    table = (files("tokenmill.shared") / "scripts" / "README.md").read_text(encoding="utf-8").split("\n## Keys")[1]
+    listed = re.findall(r"^\| `([a-z]+)(?::<[a-z]+>)?` \|", table, re.MULTILINE)
+    assert sorted(listed) == sorted(key.split(":")[2] for key in all_keys("q", "x"))
