@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.shared.errors import TokenmillError
+from tokenmill.shared.errors import TokenmillError, UsageError
 from tokenmill.worker.engine import ContinuousBatcher, Model
 from tokenmill.worker.models import load_model
 from tokenmill.worker.models.tokenizer import Tokenizer
@@ -42,13 +42,14 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=256)
     options = parser.parse_args()
     try:
+        if not options.questions.is_file():
+            raise UsageError(f"no questions at {options.questions}; give a JSON Lines file of {{'turns': [TEXT, …]}}")
         loaded = load_model(options.model, slots=64)
+        if loaded.tokenizer is None:
+            raise UsageError(f"the model {options.model} has no tokenizer for the questions")
     except TokenmillError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if loaded.tokenizer is None or not options.questions.is_file():
-        print(f"no questions at {options.questions}; give a JSON Lines file of {{'turns': [TEXT, …]}}", file=sys.stderr)
-        return 2
     work = workload(loaded.tokenizer, options.questions, options.requests)
     print(machine())
     n_prompt, n_output = (sum(counts) for counts in zip(*((len(w.prompt), w.n_output) for w in work), strict=True))
