@@ -53,7 +53,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 def shell(commands: str, env: dict[str, str], cwd: Path = ROOT) -> str:
     done = subprocess.run(
-        ["/bin/sh", "-e", "-c", commands], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
+        ["/bin/sh", "-e", "-c", commands], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
