@@ -14,7 +14,7 @@ from tokenmill.shared import log
 from tokenmill.shared.broker import Broker, WorkerInfo, connect
 from tokenmill.shared.embedded import EmbeddedBroker
 from tokenmill.shared.errors import ModelLoadError, TokenmillError, UsageError
-from tokenmill.shared.subprocesses import ERROR_PREFIX, WorkerProcess, describe_exit, threads_env, worker_argv
+from tokenmill.shared.subprocesses import ERROR_PREFIX, WorkerProcess, describe_exit, processors, worker_argv
 
 STOP_GRACE_S = 2.0  # idle workers end at once; what still runs has nobody left to read it
 READY_POLL_S = 0.05
@@ -45,7 +45,9 @@ class LocalPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count = workers
-        self._options = ["--slots", str(slots), "--model", model, "--queue", queue, "--die-with-parent"]
+        threads = max(1, processors() // workers)
+        self._options = ["--slots", str(slots), "--model", model, "--queue", queue, "--threads", str(threads)]
+        self._options += ["--parent-pid", str(os.getpid())]
         self._queue = queue
         self._argv = argv
         self._clock = clock
@@ -58,9 +60,8 @@ class LocalPool:
             self.broker = Broker(connect(url), self._queue)
             stack.callback(self._stop)
             argv = self._argv("-v" if log.is_verbose() else "-q", "--redis", url, *self._options)
-            env = threads_env(self._count, os.environ)
             for _ in range(self._count):
-                self._workers.append(WorkerProcess(argv, env=env, clock=self._clock))
+                self._workers.append(WorkerProcess(argv, clock=self._clock))
             self._stack = stack.pop_all()
         return self
 

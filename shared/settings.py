@@ -20,8 +20,9 @@ class Settings:
     redis: str | None = _setting(None, "Redis or Valkey: redis://HOST:PORT/DB.")
     queue: str = _setting("default", "Name of the queue.")
     # a worker
-    model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, llamacpp:PATH, toy, or module:attr.")
+    model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, toy, or module:attr.")
     slots: int = _setting(8, "Requests that one worker runs at the same time.")
+    threads: int = _setting(1, "Processor threads of one worker; more workers use more processors better.")
     workers: int = _setting(2, "Worker processes to start.")
     max_context: int = _setting(2048, "Tokens that one slot can hold, prompt and output together.")
     max_step_tokens: int = _setting(512, "Tokens computed in one step at most; longer prompts take several steps.")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 ERROR_PREFIX = "tokenmill: error: "
 MAX_CRASHES = 5  # one after another, each soon after a start
@@ -28,11 +28,9 @@ class WorkerProcess:
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._argv = list(argv)
-        self._env = None if env is None else dict(env)
         self._clock = clock
         self._stderr = tempfile.TemporaryFile(mode="ab+", buffering=0)  # noqa: SIM115 (closed by kill)
         self._read = 0  # bytes of it that were read
@@ -46,7 +44,6 @@ class WorkerProcess:
         self._started = self._clock()
         self._process = subprocess.Popen(
             self._argv,
-            env=self._env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -127,16 +124,10 @@ def describe_exit(status: int) -> str:
     return f"killed by {name}{likely}"
 
 
-def threads_env(processes: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the processors shared out among the maths threads of ``processes`` processes.
-
-    Left alone, every process starts a thread a processor, and they spin against each other: two workers on two cores
-    took five times the processor time. What the user has set stays.
-    """
+def processors() -> int:
+    """Processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
-    threads = str(max(1, cpus // processes))
-    return {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads), **environ}
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def worker_argv(*arguments: str) -> list[str]:

@@ -9,8 +9,8 @@ import signal
 class StopSignal:
     """Counts the signals; the first asks for a drain, the second to skip the wait.
 
-    With ``parent`` set, the end of that parent process counts as the first: a worker whose supervisor was killed must
-    not go on alone.
+    With ``parent`` set, the end of that parent process (a pid) counts as the first: a worker whose supervisor was
+    killed must not go on alone.
     """
 
     def __init__(self, parent: int | None = None) -> None:

@@ -75,7 +75,7 @@ def workers_below(pid: int) -> list[int]:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"worker" in words and b"--die-with-parent" in words:
+        if b"worker" in words and b"--parent-pid" in words:
             found.append(child)
     return found
 

@@ -133,6 +133,8 @@ def test_a_second_signal_leaves_the_rest_to_another_worker(workplace: Workplace,
     request_id = long_request(workplace)
     wait_for(lambda: workplace.tokens(request_id))
     first.send_signal(signal.SIGTERM)
+    # Two signals at once would be one: the kernel does not count them.
+    wait_for(lambda: workplace.broker.info().workers[0].status["state"] == "draining")
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 0
     assert workplace.broker.info().resume == 1
@@ -175,8 +177,8 @@ def test_a_worker_stopped_past_its_lease_wakes_up_as_a_harmless_zombie(workplace
 
 
 def test_a_worker_ends_when_the_process_that_started_it_is_killed(workplace: Workplace) -> None:
-    command = workplace.command("toy", "--die-with-parent")
-    script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = workplace.command("toy")
+    script = "import os, subprocess, sys; subprocess.run([*sys.argv[1:], '--parent-pid', str(os.getpid())])"
     parent = subprocess.Popen([sys.executable, "-c", script, *command], start_new_session=True)
     wait_for(workplace.registered)
     parent.kill()

@@ -15,7 +15,7 @@ from tokenmill.shared.subprocesses import (
     STEADY_S,
     WorkerProcess,
     describe_exit,
-    threads_env,
+    processors,
 )
 
 from ...waiting import alive, eventually
@@ -140,6 +140,5 @@ def test_exit_statuses_are_decoded(status: int, words: str) -> None:
     assert describe_exit(status) == words
 
 
-def test_maths_threads_are_shared_out_and_the_users_choice_stays() -> None:
-    env = threads_env(10_000, {"OMP_NUM_THREADS": "7", "HOME": "/home"})
-    assert env == {"OMP_NUM_THREADS": "7", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": "/home"}
+def test_there_is_a_processor() -> None:
+    assert processors() >= 1
