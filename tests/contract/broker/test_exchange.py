@@ -112,6 +112,19 @@ def test_a_stream_gets_its_last_chunk_and_an_end(broker: Broker, client: Any, wo
     assert 0 < client.pttl(broker.keys.tokens("a")) <= TTL_MS
 
 
+def test_a_stream_gets_the_text_that_was_held_back_until_the_end(broker: Broker, worker: Worker) -> None:
+    broker.enqueue("a", body("a"), stream=True)
+    claim = worker.claim_one()
+    worker.exchange(checkpoints=[Checkpoint("a", claim.fence, 0, [5, 6], "Hello")])
+
+    assert worker.exchange(done(claim, start=2, token_ids=[], text="!")).finished == [1]
+    assert [(entry.start, entry.text, entry.end) for entry in broker.read_tokens("a")] == [
+        (0, "Hello", None),
+        (2, "!", None),
+        (0, "", "stop"),
+    ]
+
+
 def test_a_checkpoint_and_the_finish_of_one_request_may_travel_together(broker: Broker, worker: Worker) -> None:
     broker.enqueue("a", body("a"), stream=True)
     claim = worker.claim_one()

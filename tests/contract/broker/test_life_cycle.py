@@ -48,7 +48,7 @@ MUTANTS = {
     "finish without the fence": (FENCED + FINISHED + "  -- A gap", FINISHED + "  -- A gap"),
     "finish by a fence of another state": (FINISHED + "  -- A gap", "  -- A gap"),
     "checkpoint without the fence": (FENCED + FINISHED + "  return append", FINISHED + "  return append"),
-    "tokens appended twice": ("if start + total <= known then return 1 end", ""),
+    "tokens appended twice": ("if start + total <= known and (total > 0 or text == '') then return 1 end", ""),
     "tokens appended after a gap": ("if start ~= known then return -1 - known end", ""),
     "no deduplication": ("if known.state and (known.state ~= 'waiting' or ", "if known.state and ("),
     "another body than the accepted one": (" or known.sha1 ~= sha1) then", ") then"),
