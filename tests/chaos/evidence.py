@@ -47,6 +47,7 @@ def gather(arena: Arena, *, struck: Mapping[str, int], posted: Mapping[str, int]
     prefix = keys.requests.removesuffix("requests")
     found: Iterator[Any] = client.scan_iter(match="tm:*", count=_AT_ONCE)
     names = [key.decode() for key in found]
+    stats: dict[Any, Any] = client.hgetall(keys.stats)
     toxic, perhaps_toxic = arena.ledger.toxic
     workers = arena.workers
     return Evidence(
@@ -57,7 +58,7 @@ def gather(arena: Arena, *, struck: Mapping[str, int], posted: Mapping[str, int]
         seen=arena.ledger.seen,
         replies=dict(_replies(client, keys.reply(""), names)),
         posted=dict(posted),
-        stats={name.decode(): int(value) for name, value in client.hgetall(keys.stats).items()},
+        stats={name.decode(): int(value) for name, value in stats.items()},
         dead_letters=client.xlen(keys.dead),
         lasting=sorted(name.removeprefix(prefix) for name in _lasting(client, names)),
         problems=arena.ledger.problems + workers.problems + workers.tracebacks(),

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.shared.subprocesses import describe_exit
-
 from .counted_worker import COUNTER
 
 _HERE = Path(__file__).parent
@@ -124,10 +122,10 @@ class Workers:
         return _Life(process, log)
 
     def _note_end(self, life: _Life, status: int) -> None:
-        self.exits[describe_exit(status)] += 1
+        self.exits[_describe(status)] += 1
         if status not in life.allowed:
             said = life.log.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            self.problems.append(f"a worker ended by itself ({describe_exit(status)}), saying: {said[-1]}")
+            self.problems.append(f"a worker ended by itself ({_describe(status)}), saying: {said[-1]}")
 
 
 def our_worker(
@@ -144,3 +142,7 @@ def our_worker(
 def blpop_worker(url: str, queue: str, *, delay_ms: float) -> list[str]:
     """Command line of the control."""
     return [sys.executable, "-P", str(_HERE / "blpop_worker.py"), url, queue, str(delay_ms)]
+
+
+def _describe(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
