@@ -1,24 +1,23 @@
-"""The only code that talks to Redis: one method per script of ``scripts/``, and the reads of producers."""
+"""The calls to the broker: one method per script of ``scripts/``, and the reads of producers and operators."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, ResponseError
-from redis.retry import Retry
 
-from tokenmill.shared import lua
-from tokenmill.shared.errors import BrokerUnreachableError, TokenmillError, UsageError
-from tokenmill.shared.keys import Keys, check_name
+from tokenmill.shared.connection import LONGEST_BLOCK_S, Connection, connect
+from tokenmill.shared.errors import UsageError
+from tokenmill.shared.info import read_info
+from tokenmill.shared.keys import check_name
+from tokenmill.shared.protocol import Priority
 from tokenmill.shared.records import (
     Checkpoint,
     Claim,
+    DeadLetter,
     Enqueued,
     Exchanged,
     Finish,
@@ -33,6 +32,7 @@ __all__ = [
     "Broker",
     "Checkpoint",
     "Claim",
+    "DeadLetter",
     "Enqueued",
     "Exchanged",
     "Finish",
@@ -43,65 +43,46 @@ __all__ = [
     "connect",
 ]
 
-_SOCKET_TIMEOUT_S = 5.0
-_LONGEST_BLOCK_S = 2.0  # of one blocking command: well under the socket timeout, so that a dead connection is noticed
-_POLL_S = 0.05  # between two looks where blocking is impossible
+_EMPTY_LIMIT = 500  # requests that one call ends: it keeps the script short
 
 
-class _PushedId(msgspec.Struct):
-    id: str
+class Broker(Connection):
+    """One queue on one broker. Any call may be repeated after an error."""
 
+    def enqueue(
+        self,
+        request_id: str,
+        payload: bytes,
+        *,
+        stream: bool = False,
+        priority: Priority = "normal",
+        timeout_ms: int | None = None,
+        cost: int = 0,
+        idempotency_key: str | None = None,
+        idempotency_ttl_ms: int = DEFAULTS.idempotency_ttl_ms,
+    ) -> Enqueued:
+        """Push a request, once however often it is called: the same body under the same id is a ``duplicate``.
 
-def connect(url: str, *, socket_timeout_s: float = _SOCKET_TIMEOUT_S) -> redis.Redis:
-    """Make a client for ``redis://``, ``rediss://`` (TLS) or ``unix://``; it connects with the first command.
-
-    The library's own retries are off: they resend a command whose answer was lost, and a plain ``RPUSH`` lands twice.
-    """
-    try:
-        return redis.Redis.from_url(
-            url,
-            socket_timeout=socket_timeout_s,
-            socket_connect_timeout=socket_timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=0,
-            protocol=2,  # no HELLO and no pushed messages: nothing here needs RESP3
-        )
-    except ValueError as error:
-        # The URL itself may hold a password.
-        raise UsageError(f"the broker URL is not valid ({error}): use redis://HOST:PORT/DB") from None
-
-
-class Broker:
-    """One queue on one broker. Safe to share between threads; any call may be repeated after an error."""
-
-    def __init__(
-        self, client: redis.Redis, queue: str = DEFAULTS.queue, *, max_payload_bytes: int = DEFAULTS.max_payload_bytes
-    ) -> None:
-        self.keys = Keys(queue)
-        self._redis = client
-        self._max_payload_bytes = max_payload_bytes
-
-    def __repr__(self) -> str:
-        return f"<Broker queue {self.keys.queue!r} at {self.address}>"
-
-    @property
-    def address(self) -> str:
-        """Host and port of the broker, or the path of its socket; never a secret."""
-        where = self._redis.get_connection_kwargs()
-        return str(where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}")
-
-    def check(self) -> None:
-        """Raise BrokerUnreachableError unless the broker answers now."""
-        with self._errors():
-            self._redis.ping()
-
-    def enqueue(self, request_id: str, payload: bytes, *, stream: bool = False) -> Enqueued:
-        """Push a request, once however often it is called: the same body under the same id is a ``duplicate``."""
+        With an idempotency key the id in the body does not matter: the same body under the same key is the first
+        request, whatever its id. ``cost`` counts against the queue's limit of tokens until a worker begins the request.
+        """
         check_name("request id", request_id)
         if len(payload) > self._max_payload_bytes:
             raise UsageError(f"request {request_id}: {len(payload)} bytes, more than {self._max_payload_bytes}")
-        status, state, depth = self._run("enqueue", [], [request_id, payload, int(stream)])
-        return Enqueued(status.decode(), state.decode(), depth)
+        args: list[str | bytes | int] = [request_id, payload, int(stream), priority, timeout_ms or 0, cost]
+        if idempotency_key is None:
+            args += ["", "", 0]
+        else:
+            key = check_name("idempotency key", idempotency_key)
+            args += [key, _sha1_without_id(payload), idempotency_ttl_ms]
+        status, state, depth, about, queued_tokens, retry_after_ms = self._run("enqueue", [], args)
+        return Enqueued(status.decode(), state.decode(), depth, about.decode(), queued_tokens, retry_after_ms)
+
+    def cancel(self, request_id: str, *, reply_ttl_ms: int = DEFAULTS.reply_ttl_ms) -> str:
+        """End a request with what it has so far: ``cancelled`` (it waited), ``signalled`` (its worker will end it),
+        ``remembered`` (nobody knows it yet: a push under way ends when it comes), or the state of a finished one."""
+        check_name("request id", request_id)
+        return str(self._run("cancel", [], [request_id, reply_ttl_ms]).decode())
 
     def exchange(
         self,
@@ -146,19 +127,46 @@ class Broker:
         all leases were extended."""
         return int(self._run("reclaim", [], [limit, lease_ms, reply_ttl_ms]))
 
-    def release(self, worker: str, held: Sequence[tuple[str, int]]) -> int:
+    def release(
+        self, worker: str, held: Sequence[tuple[str, int]], *, reply_ttl_ms: int = DEFAULTS.reply_ttl_ms
+    ) -> int:
         """Hand back what a leaving worker holds, and forget the worker; returns how many requests went back."""
-        return int(self._run("release", [], [worker, *_flat(held)]))
+        return int(self._run("release", [], [worker, reply_ttl_ms, *_flat(held)]))
+
+    def register(self, worker: str, fingerprint: str, *, lease_ms: int) -> str:
+        """Tell the queue which model a worker runs; returns the one that the queue has: if it is another one, the
+        worker must not serve the queue. Only a queue in which nothing waits, runs or works changes its model."""
+        return str(self._run("register", [], [worker, fingerprint, lease_ms]).decode())
+
+    def set_limits(self, max_depth: int, max_queued_tokens: int) -> None:
+        """Bound what waits, for all producers of the queue; 0 is no limit. Bare pushes are never refused."""
+        self._run("configure", [], ["max_depth", max_depth or "", "max_queued_tokens", max_queued_tokens or ""])
+
+    def suspend(self) -> None:
+        """Let workers begin nothing more; what runs goes on, and requests are still accepted."""
+        self._run("configure", [], ["suspended", 1])
+
+    def resume(self) -> None:
+        """End what ``suspend`` began."""
+        self._run("configure", [], ["suspended", ""])
+
+    def empty(self, *, reply_ttl_ms: int = DEFAULTS.reply_ttl_ms) -> int:
+        """End all waiting requests as cancelled, each with its reply; returns how many."""
+        total, taken = 0, _EMPTY_LIMIT
+        while taken == _EMPTY_LIMIT:
+            taken, ended = self._run("empty", [], [_EMPTY_LIMIT, reply_ttl_ms, self._max_payload_bytes])
+            total += ended
+        return total
 
     def peek(self, timeout_s: float) -> bool:
         """Wait for work without taking any: True once something waits, which another worker may get all the same.
 
-        A request that goes back to be resumed ends no wait: it is seen when the time is up.
+        A bare push of high or low priority ends no wait: it is seen when the time is up.
         """
         with self._errors():
             if self._head(self.keys.requests, timeout_s) is not None:
                 return True
-            return bool(self._redis.exists(self.keys.resume))
+            return bool(self._redis.exists(self.keys.resume, self.keys.suspects, self.keys.high, self.keys.low))
 
     def wait_reply(self, request_id: str, timeout_s: float) -> bytes | None:
         """Wait for the terminal reply (JSON); None if it does not come in time. Any number of readers get it."""
@@ -169,6 +177,12 @@ class Broker:
                 reply = self._head(self.keys.reply(request_id), left)
                 if reply is not None or left <= 0:
                     return reply
+
+    def state(self, request_id: str) -> str | None:
+        """State of a request: waiting, running or its finish reason; None: forgotten, or a push that nobody has opened."""
+        with self._errors():
+            state: Any = self._redis.hget(self.keys.request(request_id), "state")
+        return state.decode() if state else None
 
     def read_replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """The terminal replies that are there now, in one round trip and without taking them."""
@@ -181,72 +195,39 @@ class Broker:
     def read_tokens(self, request_id: str, after: str = "0", block_ms: int = 0) -> list[TokenEntry]:
         """Entries of a token stream after the entry ``after``; waits up to ``block_ms`` (2 s at most) for the first."""
         key = self.keys.tokens(request_id)
-        block = min(block_ms, int(_LONGEST_BLOCK_S * 1000)) or None  # to Redis 0 is for ever
+        block = min(block_ms, int(LONGEST_BLOCK_S * 1000)) or None  # to Redis 0 is for ever
         with self._errors():
             streams: Any = self._redis.xread({key: after}, block=block)
         return [_token_entry(entry_id, fields) for _, entries in streams for entry_id, fields in entries]
 
+    def dead_letters(self, *, count: int = 100, after: str | None = None) -> list[DeadLetter]:
+        """Dead letters from the oldest on, or from the one after the entry ``after``."""
+        with self._errors():
+            entries: Any = self._redis.xrange(self.keys.dead, f"({after}" if after else "-", "+", count)
+        return [_dead_letter(*entry) for entry in entries]
+
+    def dead_letter(self, entry_id: str) -> DeadLetter | None:
+        """One dead letter, if it is (still) there."""
+        with self._errors():
+            entries: Any = self._redis.xrange(self.keys.dead, entry_id, entry_id)
+        return _dead_letter(*entries[0]) if entries else None
+
+    def requeue_dead(self, entry_id: str) -> str:
+        """Send a dead letter again, as a new life of its id: ``ok``, ``gone``, ``cut`` (it was too large to be kept
+        whole) or ``in use`` (the id waits or runs)."""
+        return str(self._run("requeue", [], [entry_id]).decode())
+
+    def drop_dead(self, entry_id: str | None = None) -> int:
+        """Forget one dead letter, or all; returns how many."""
+        with self._errors():
+            if entry_id is None:
+                return self._redis.xtrim(self.keys.dead, maxlen=0, approximate=False)
+            return self._redis.xdel(self.keys.dead, entry_id)
+
     def info(self) -> QueueInfo:
         """Counts, workers and counters; what it shows may have changed between two of its looks."""
         with self._errors():
-            look: Any = self._redis.pipeline(transaction=False)
-            look.llen(self.keys.requests).llen(self.keys.resume).zcard(self.keys.leases)
-            look.zrange(self.keys.workers, 0, -1, withscores=True).hgetall(self.keys.stats).time()
-            look.lindex(self.keys.resume, 0).lindex(self.keys.requests, 0)
-            pushed, resume, running, heartbeats, stats, (seconds, micros), resumed, first = look.execute()
-            now_ms = seconds * 1000 + micros // 1000
-            next_id = resumed.decode() if resumed else _pushed_id(first)
-            look.hget(self.keys.request(next_id), "enqueued")
-            for name, _ in heartbeats:
-                look.zcard(self.keys.own(name.decode())).get(self.keys.worker(name.decode()))
-            enqueued, *reports = look.execute()
-        return QueueInfo(
-            waiting=pushed + resume,
-            resume=resume,
-            running=running,
-            oldest_age_ms=now_ms - int(enqueued) if enqueued else None,
-            workers=[
-                WorkerInfo(name.decode(), now_ms - int(seen), busy, msgspec.json.decode(status or b"{}"))
-                for (name, seen), busy, status in zip(heartbeats, reports[::2], reports[1::2], strict=True)
-            ],
-            stats={name.decode(): int(value) for name, value in stats.items()},
-        )
-
-    def _run(self, script: str, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        with self._errors():
-            return lua.run(self._redis, script, [*self.keys.shared, *keys], args)
-
-    def _head(self, key: str, timeout_s: float) -> bytes | None:
-        """First element of a list, waited for: moved onto its own place, so that order, expiry and others keep it."""
-        if timeout_s > 0:
-            try:
-                head: Any = self._redis.blmove(key, key, min(timeout_s, _LONGEST_BLOCK_S), "LEFT", "LEFT")  # type: ignore[arg-type]
-            except OutOfMemoryError:  # at maxmemory only reads pass
-                time.sleep(min(timeout_s, _POLL_S))
-            else:
-                return head  # type: ignore[no-any-return]
-        return self._redis.lindex(key, 0)  # type: ignore[return-value]
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn the library's errors into ours: one line that names the broker."""
-        try:
-            yield
-        except (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError) as error:
-            raise BrokerUnreachableError(f"no broker at {self.address}: {error}") from error
-        except OutOfMemoryError as error:
-            raise TokenmillError(
-                f"the broker at {self.address} is full (maxmemory): let the workers catch up, or give it more"
-            ) from error
-        except ResponseError as error:
-            kind, _, detail = str(error).partition(" ")
-            if kind == "LAYOUT":
-                theirs, ours = detail.split()
-                raise TokenmillError(
-                    f"queue {self.keys.queue!r} on {self.address} has layout {theirs}, this tokenmill knows {ours}: "
-                    "use another queue, or the version that wrote it"
-                ) from error
-            raise TokenmillError(f"the broker at {self.address} refused: {error}") from error
+            return read_info(self._redis, self.keys)
 
 
 def _chunk(part: Finish | Checkpoint) -> tuple[int, int, str, str]:
@@ -290,9 +271,12 @@ def _token_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> TokenEntry:
     return TokenEntry(entry_id.decode(), int(fields[b"start"]), ids, text, None)
 
 
-def _pushed_id(payload: bytes | None) -> str:
-    """The id in a waiting payload; an empty one, which no request has, where there is none to read."""
-    try:
-        return msgspec.json.decode(payload or b"", type=_PushedId).id
-    except msgspec.DecodeError:
-        return ""
+def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    request_id, size = fields[b"id"].decode(), int(fields[b"size"])
+    return DeadLetter(entry_id.decode(), fields[b"why"].decode(), request_id, fields[b"payload"], size)
+
+
+def _sha1_without_id(payload: bytes) -> str:
+    body = msgspec.json.decode(payload)
+    body.pop("id", None)
+    return hashlib.sha1(msgspec.json.encode(body, order="deterministic"), usedforsecurity=False).hexdigest()

@@ -22,15 +22,24 @@ class Keys:
     def __init__(self, queue: str) -> None:
         self.queue = check_name("queue name", queue)
         self._prefix = f"tm:{{{queue}}}:"
-        self.requests = self._prefix + "requests"  # list: waiting requests, the whole JSON
+        self.high = self._prefix + "requests:high"  # list: waiting requests, the whole JSON
+        self.requests = self._prefix + "requests"  # list: the same, of normal priority; may begin with a poke, `~`
+        self.low = self._prefix + "requests:low"  # list: the same
         self.resume = self._prefix + "resume"  # list: ids of requests begun before, taken first
+        self.suspects = self._prefix + "suspects"  # list: ids of requests to be run alone
         self.leases = self._prefix + "leases"  # zset: id → when its lease lapses
+        self.deadlines = self._prefix + "deadlines"  # zset: id → when it is due
         self.workers = self._prefix + "workers"  # zset: name → last heartbeat
+        self.solo = self._prefix + "solo"  # string: the worker that empties itself for a suspect
         self.dead = self._prefix + "dead"  # stream: dead letters
         self.stats = self._prefix + "stats"  # hash: counters
-        self.meta = self._prefix + "meta"  # hash: layout version, last fence, last reclaim
-        self.shared = (self.meta, self.stats, self.dead, self.requests, self.resume, self.leases, self.workers)
-        """KEYS[1..7] of every script."""
+        self.meta = self._prefix + "meta"  # hash: layout version, model, settings, last fence
+        self.shared = (
+            *(self.meta, self.stats, self.dead),
+            *(self.high, self.requests, self.low, self.resume, self.suspects),
+            *(self.leases, self.deadlines, self.workers, self.solo),
+        )
+        """KEYS[1..12] of every script."""
 
     def request(self, request_id: str) -> str:
         """Hash: the state of one request."""
@@ -43,6 +52,10 @@ class Keys:
     def tokens(self, request_id: str) -> str:
         """Stream: output tokens so far, live stream and checkpoint in one."""
         return f"{self._prefix}tokens:{request_id}"
+
+    def idem(self, key: str) -> str:
+        """String: which request an idempotency key stands for."""
+        return f"{self._prefix}idem:{key}"
 
     def own(self, worker: str) -> str:
         """Zset: id → fence of what a worker owns."""

@@ -10,12 +10,14 @@ from typing import Any
 
 import redis
 
+_SHARED = ("_prelude", "_endings", "_pushes")
+
 
 @cache
 def source(name: str) -> bytes:
-    """Text of one script as the broker gets it: the prelude, then the script's own file."""
+    """Text of one script as the broker gets it: what all scripts share, then the script's own file."""
     folder = files("tokenmill.shared") / "scripts"
-    return (folder / "_prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+    return b"".join((folder / f"{part}.lua").read_bytes() for part in (*_SHARED, name))
 
 
 @cache

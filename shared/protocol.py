@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, UnsetType
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+Priority = Literal["high", "normal", "low"]
 
 
 class SamplingParams(Struct, kw_only=True, omit_defaults=True):
@@ -53,6 +54,9 @@ class Request(SamplingParams, kw_only=True, omit_defaults=True):
     prompt: str | list[TokenId] | UnsetType = msgspec.UNSET
     messages: list[Message] | UnsetType = msgspec.UNSET
     stream: bool = False  # publish output tokens on the request's token stream as they are made
+    priority: Priority = "normal"
+    timeout_ms: Annotated[int, Meta(ge=1, lt=2**53)] | None = None  # from enqueue to its reply; a bare push: from claim
+    idempotency_key: Id | None = None  # heeded by enqueue; a bare push is known by its id alone
 
     def __post_init__(self) -> None:
         if (self.prompt is msgspec.UNSET) == (self.messages is msgspec.UNSET):
@@ -88,7 +92,7 @@ class TokenLogprob(Struct, kw_only=True):
 class ReplyError(Struct, kw_only=True):
     """Why a request failed: a code to branch on and a line to read."""
 
-    code: Literal["invalid_request", "context_length", "model_error", "internal"]
+    code: Literal["invalid_request", "context_length", "model_error", "crashed", "internal"]
     message: str
 
 

@@ -9,12 +9,14 @@ from tokenmill.shared.protocol import FinishReason
 
 
 class Enqueued(NamedTuple):
-    """What became of an enqueue: the state of the request (``waiting``, ``running`` or its finish reason) and the
-    number of waiting requests."""
+    """What became of an enqueue. ``full`` says that the request was not accepted: try again later."""
 
-    status: Literal["ok", "duplicate", "conflict"]
-    state: str
-    depth: int
+    status: Literal["ok", "duplicate", "conflict", "full"]
+    state: str  # of the request: waiting, running or its finish reason
+    depth: int  # waiting requests
+    id: str  # of the request that this is about: under a known idempotency key the first one's
+    queued_tokens: int  # of the requests that nobody has begun
+    retry_after_ms: int  # 0 unless full
 
 
 class Finish(NamedTuple):
@@ -63,11 +65,12 @@ class Exchanged(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A request that a worker held and no longer owns."""
+    """A request that a worker must not go on with. One that is ``fenced`` it no longer owns; one that is ``cancelled``
+    or past its ``deadline`` it still owns, and finishes it with that reason and the text so far."""
 
     id: str
     fence: int
-    why: str
+    why: Literal["fenced", "cancelled", "deadline"]
 
 
 class TokenEntry(NamedTuple):
@@ -89,8 +92,18 @@ class WorkerInfo(NamedTuple):
     status: dict[str, Any]
 
 
+class DeadLetter(NamedTuple):
+    """A push that was no request, or a request that was given up."""
+
+    entry_id: str
+    why: str
+    id: str  # empty where none could be read
+    payload: bytes  # whole if it has `size` bytes
+    size: int
+
+
 class QueueInfo(NamedTuple):
-    """A queue at a glance."""
+    """A queue at a glance. Limits of 0 are none."""
 
     waiting: int  # all that wait, begun before or not
     resume: int  # those begun before
@@ -98,3 +111,13 @@ class QueueInfo(NamedTuple):
     oldest_age_ms: int | None  # of the next request in line; None: nothing waits, or a bare push that nobody has opened
     workers: list[WorkerInfo]
     stats: dict[str, int]
+    high: int = 0  # pushes on the list of high priority
+    normal: int = 0
+    low: int = 0
+    suspects: int = 0  # those to be run alone
+    dead: int = 0  # dead letters
+    suspended: bool = False
+    model: str | None = None  # fingerprint of what the queue's workers run
+    queued_tokens: int = 0
+    max_queued_tokens: int = 0
+    max_depth: int = 0

@@ -33,6 +33,7 @@ class Settings:
     # the broker
     lease_ms: int = _setting(10_000, "Milliseconds that a worker owns a request without renewing it.")
     reply_ttl_ms: int = _setting(3_600_000, "Milliseconds that a reply is kept.")
+    idempotency_ttl_ms: int = _setting(86_400_000, "Milliseconds that an idempotency key, and its reply, are kept.")
     max_payload_bytes: int = _setting(256 * 1024, "Largest request, as JSON.")
 
 

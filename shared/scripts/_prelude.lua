@@ -1,16 +1,17 @@
--- What all scripts share; the loader puts this text in front of each of them.
+-- What all scripts share; the loader puts this text, `_endings.lua` and `_pushes.lua` in front of each of them.
 --
--- KEYS[1..7] are the same in every script. The keys of single requests are built from the queue's prefix: their ids come
+-- KEYS[1..12] are the same in every script. The keys of single requests are built from the queue's prefix: their ids come
 -- out of lists and sets while the script runs, so nobody could declare them. The hash tag {queue} keeps all of them in one
 -- cluster slot. Times are milliseconds of the broker's clock, the only clock there is.
-local META, STATS, DEAD, REQUESTS, RESUME, LEASES, WORKERS = unpack(KEYS, 1, 7)
+local META, STATS, DEAD, HIGH, REQUESTS, LOW, RESUME, SUSPECTS, LEASES, DEADLINES, WORKERS, SOLO = unpack(KEYS, 1, 12)
 local PREFIX = string.match(META, '^(.*)meta$')
+local LISTS = { high = HIGH, normal = REQUESTS, low = LOW }
 
-local LAYOUT = '1'
-local DEAD_LETTERS_KEPT = 1000
-local DEAD_PAYLOAD_KEPT = 65536 -- bytes
-local HASH_OUTLIVES_REPLY = 60000 -- so that a late reader learns "expired" instead of "never heard of it"
+local LAYOUT = '2'
 local FORGET_WORKER_AFTER = 3 -- leases without a heartbeat
+local CRASHES_BEFORE_SUSPECT = 2
+local CRASHES_ALONE_BEFORE_DEAD = 2
+local POKE = '~'
 
 local clock = redis.call('TIME')
 local now_us = clock[1] * 1000000 + clock[2]
@@ -26,6 +27,7 @@ local function reply_key(id) return PREFIX .. 'reply:' .. id end
 local function tokens_key(id) return PREFIX .. 'tokens:' .. id end
 local function own_key(worker) return PREFIX .. 'own:' .. worker end
 local function worker_key(worker) return PREFIX .. 'worker:' .. worker end
+local function idempotency_key(key) return PREFIX .. 'idem:' .. key end
 
 -- A whole number as text: Lua alone would write a fence as 1.79e+15.
 local function integer(number) return string.format('%.0f', number) end
@@ -40,12 +42,14 @@ local function write_layout()
   if not layout then redis.call('HSET', META, 'layout', LAYOUT) end
 end
 
--- Fields of a request by name; a missing one is nil.
-local function read(id, ...)
-  local values, fields = redis.call('HMGET', request_key(id), ...), {}
+-- Fields of a hash by name; a missing one is nil.
+local function read_hash(key, ...)
+  local values, fields = redis.call('HMGET', key, ...), {}
   for i, name in ipairs({ ... }) do fields[name] = values[i] or nil end
   return fields
 end
+
+local function read(id, ...) return read_hash(request_key(id), ...) end
 
 -- Apply `handle` to each run of `width` arguments from ARGV[first] on; one that fails answers 0 and spares the others.
 local function each(first, width, total, handle)
@@ -59,47 +63,19 @@ local function each(first, width, total, handle)
   return answers
 end
 
-local function dead_letter(why, id, payload)
-  payload = string.sub(payload, 1, DEAD_PAYLOAD_KEPT)
-  redis.call('XADD', DEAD, 'MAXLEN', DEAD_LETTERS_KEPT, '*', 'why', why, 'id', id, 'payload', payload)
-  count('dead_letters')
+-- Idle workers block on the normal list alone: an element that is no request wakes them for what stands elsewhere. It is
+-- pushed only where the list is empty, so there is one at most, at the head.
+local function poke()
+  if redis.call('LLEN', REQUESTS) == 0 then redis.call('RPUSH', REQUESTS, POKE) end
 end
 
--- The only way to become finished: one reply, tokens ended or removed, the request cut down to what a repeat needs.
--- `request` holds its fence, sha1 and stream. Deleting first shrinks the hash for good, and clears whatever is in the way.
-local function finish(id, request, reason, body, ttl)
-  redis.call('DEL', reply_key(id), request_key(id))
-  redis.call('RPUSH', reply_key(id), body)
-  redis.call('PEXPIRE', reply_key(id), ttl)
-  redis.call('HSET', request_key(id), 'state', reason, 'fence', request.fence or '0', 'sha1', request.sha1 or '')
-  redis.call('PEXPIRE', request_key(id), ttl + HASH_OUTLIVES_REPLY)
-  if request.stream then
-    redis.call('XADD', tokens_key(id), '*', 'end', reason)
-    redis.call('PEXPIRE', tokens_key(id), ttl)
-  else
-    redis.call('DEL', tokens_key(id))
-  end
-  count('finished_' .. reason)
-end
+-- Pushes whose requests have ended already, and that are still to be met in their lists.
+local function husks() return tonumber(redis.call('HGET', META, 'husks') or 0) end
 
--- End a request that cannot be served: a dead letter for the operator, an error reply for whoever waits.
-local function refuse(id, payload, why, code, ttl)
-  dead_letter(why, id, payload)
-  local body = cjson.encode({
-    id = id,
-    finish_reason = 'error',
-    text = '',
-    usage = { prompt_tokens = 0, output_tokens = 0 },
-    error = { code = code, message = why },
-    deliveries = 0,
-  })
-  finish(id, {}, 'error', body, ttl)
-end
-
--- Hand a running request back: the next claim goes on from its checkpoint, and the old fence opens nothing any more.
-local function give_back(id, request)
-  redis.call('ZREM', LEASES, id)
-  redis.call('ZREM', own_key(request.worker), id)
-  redis.call('HSET', request_key(id), 'state', 'waiting', 'fence', '0')
-  redis.call('RPUSH', RESUME, id)
+-- How many requests wait, begun before or not.
+local function depth()
+  local total = 0
+  for _, list in ipairs({ HIGH, REQUESTS, LOW, RESUME, SUSPECTS }) do total = total + redis.call('LLEN', list) end
+  if redis.call('LINDEX', REQUESTS, 0) == POKE then total = total - 1 end
+  return total - husks()
 end

@@ -1,20 +1,68 @@
--- enqueue(id, payload, stream) -> {status, state, depth}
+-- enqueue(id, payload, stream, priority, timeout, cost, key, key_sha1, key_ttl)
+--   -> {status, state, depth, id, queued_tokens, retry_after}
 --
--- status: 'ok' (pushed), 'duplicate' (the same body was accepted under this id before), 'conflict' (another body was).
--- The payload waits in the list alone; the request holds its hash.
-local id, payload, stream = ARGV[1], ARGV[2], ARGV[3]
+-- status: 'ok' (accepted), 'duplicate' (the same body was accepted before under this id or idempotency key), 'conflict'
+-- (another body was), 'full' (try again after so many ms). `id` is the request that the answer is about: under a known key
+-- the first one's. The payload waits in the list alone; the request holds its hash.
+local id, payload, stream, priority, timeout = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local cost, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local RETRY_AFTER = 1000
 
-local function depth() return redis.call('LLEN', REQUESTS) + redis.call('LLEN', RESUME) end
+local meta = read_hash(META, 'max_depth', 'max_queued_tokens', 'queued_tokens', 'husks')
+local waiting, queued_tokens = depth(), tonumber(meta.queued_tokens or 0)
 
-local sha1 = redis.sha1hex(payload)
-local known = read(id, 'state', 'sha1')
-if known.state then
-  return { known.sha1 == sha1 and 'duplicate' or 'conflict', known.state, depth() }
+local function answer(status, state, about)
+  return { status, state, waiting, about or id, queued_tokens, status == 'full' and RETRY_AFTER or 0 }
 end
 
-redis.call('HSET', request_key(id), 'state', 'waiting', 'enqueued', integer(now), 'sha1', sha1)
-if stream == '1' then redis.call('HSET', request_key(id), 'stream', '1') end
-redis.call('RPUSH', REQUESTS, payload)
-write_layout()
+-- The counters of new requests are right even after somebody has deleted the lists.
+local function recount()
+  if (meta.queued_tokens or meta.husks) and redis.call('EXISTS', HIGH, REQUESTS, LOW) == 0 then
+    redis.call('HDEL', META, 'queued_tokens', 'husks')
+    waiting, queued_tokens = depth(), 0
+  end
+end
+
+local function is_full()
+  local max_depth, max_tokens = tonumber(meta.max_depth or 0), tonumber(meta.max_queued_tokens or 0)
+  if max_depth > 0 and waiting >= max_depth then return true end
+  -- One that is larger than the limit itself passes when nothing else is queued.
+  return max_tokens > 0 and queued_tokens > 0 and queued_tokens + cost > max_tokens
+end
+
+if key ~= '' then
+  local sha1, first = string.match(redis.call('GET', idempotency_key(key)) or '', '^(%S+) (%S+)$')
+  if first then
+    return answer(sha1 == key_sha1 and 'duplicate' or 'conflict', read(first, 'state').state or 'forgotten', first)
+  end
+end
+
+local sha1 = redis.sha1hex(payload)
+local known = read(id, 'state', 'sha1', 'cancelled')
+if known.state then return answer(known.sha1 == sha1 and 'duplicate' or 'conflict', known.state) end
+recount()
+if is_full() then
+  count('full')
+  return answer('full', '')
+end
+
+local request = { sha1 = sha1, stream = stream == '1' and stream or nil }
+if key ~= '' then
+  redis.call('SET', idempotency_key(key), key_sha1 .. ' ' .. id, 'PX', key_ttl)
+  request.kept_until = integer(now + key_ttl)
+end
 count('enqueued')
-return { 'ok', 'waiting', depth() }
+write_layout()
+if known.cancelled then -- before it came
+  end_early(id, request, 'cancelled', tonumber(known.cancelled))
+  return answer('ok', 'cancelled')
+end
+if cost > 0 then
+  request.cost = integer(cost)
+  queued_tokens = redis.call('HINCRBY', META, 'queued_tokens', request.cost)
+end
+create(id, request, timeout > 0 and timeout or nil)
+if priority ~= 'normal' then poke() end
+redis.call('RPUSH', LISTS[priority], payload)
+waiting = waiting + 1
+return answer('ok', 'waiting')

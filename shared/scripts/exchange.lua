@@ -14,7 +14,7 @@ local worker, slots, ack = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local lease, ttl, max_payload = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local finishes, checkpoints = tonumber(ARGV[7]), tonumber(ARGV[8])
 local FIRST, FINISH_WIDTH, CHECKPOINT_WIDTH = 9, 8, 6
-local own = KEYS[8]
+local own = KEYS[13]
 
 -- Append tokens to the stream of a request if they begin where it ends.
 local function append(id, request, start, total, ids, text)
@@ -28,7 +28,7 @@ local function append(id, request, start, total, ids, text)
 end
 
 local function finish_one(id, fence, reason, body, start, total, ids, text)
-  local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens')
+  local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens', 'due', 'kept_until')
   if request.fence ~= fence then
     count('fenced')
     return 0
@@ -52,19 +52,6 @@ local function checkpoint_one(id, fence, start, total, ids, text)
   return append(id, request, tonumber(start), tonumber(total), ids, text)
 end
 
--- The output tokens so far: their ids, and their text.
-local function saved_output(id)
-  local ids, texts = {}, {}
-  for _, entry in ipairs(redis.call('XRANGE', tokens_key(id), '-', '+')) do
-    local fields = entry[2]
-    for i = 1, #fields, 2 do
-      if fields[i] == 'ids' then ids[#ids + 1] = fields[i + 1] end
-      if fields[i] == 'text' then texts[#texts + 1] = fields[i + 1] end
-    end
-  end
-  return table.concat(ids, ','), table.concat(texts)
-end
-
 local function delivery(id)
   local request = read(id, 'fence', 'payload', 'deliveries', 'enqueued', 'claimed', 'tokens')
   assert(request.payload and request.deliveries)
@@ -86,13 +73,16 @@ local function answer_with(id)
   count('script_errors')
   redis.call('ZREM', LEASES, id)
   redis.call('ZREM', own, id)
-  refuse(id, '', 'the state of the request is damaged', 'internal', ttl)
+  refuse(id, {}, '', 'the state of the request is damaged', 'internal', ttl)
 end
 
-local function claim(id)
+-- Begin a waiting request, or end it if it was called off meanwhile; what is in `new` goes into its hash.
+local function claim(id, request, new)
+  local reason = called_off(request)
+  if reason then return end_early(id, request, reason, ttl) end
   fence, free = fence + 1, free - 1
   local key = request_key(id)
-  redis.call('HSET', key, 'state', 'running', 'fence', integer(fence), 'worker', worker)
+  redis.call('HSET', key, 'state', 'running', 'fence', integer(fence), 'worker', worker, unpack(new))
   redis.call('HINCRBY', key, 'deliveries', 1)
   redis.call('HSETNX', key, 'claimed', integer(now))
   redis.call('ZADD', LEASES, integer(now + lease), id)
@@ -100,68 +90,86 @@ local function claim(id)
   answer_with(id)
 end
 
-local function claim_resumed(id)
-  if read(id, 'state').state == 'waiting' then claim(id) end
-end
-
-local function is_id(value)
-  return type(value) == 'string' and #value <= 128 and string.match(value, '^[A-Za-z0-9_.:-]+$') ~= nil
-end
-
--- The id in bytes that are no request, for the error reply; nil where none can be read.
-local function find_id(payload)
-  local id = string.match(string.sub(payload, 1, 4096), '"id"%s*:%s*"([^"\\]+)"')
-  return is_id(id) and id or nil
-end
-
--- What a push says: id (or nil), whether it streams, and what is wrong with it (or nil).
-local function open(payload)
-  if #payload > max_payload then return find_id(payload), false, 'the request is larger than the limit' end
-  local ok, request = pcall(cjson.decode, payload)
-  if not ok then return find_id(payload), false, 'the request is not valid JSON' end
-  if type(request) ~= 'table' or not is_id(request.id) then return nil, false, 'the request has no valid id' end
-  return request.id, request.stream == true, nil
+-- An id that ended, or whose second life waits for its own turn, is left alone.
+local function claim_resumed(id, alone)
+  local request = read_whole(id)
+  if request.state ~= 'waiting' or not request.deliveries then return end
+  local new = { 'claimed_tokens', request.tokens or '0' }
+  if alone then new = { 'claimed_tokens', request.tokens or '0', 'alone', '1' } end
+  claim(id, request, new)
 end
 
 local function claim_pushed(payload)
-  local id, streams, problem = open(payload)
-  if not id then return dead_letter(problem, '', payload) end
-  local sha1 = redis.sha1hex(payload)
-  local known = read(id, 'state', 'sha1')
-  if known.state and (known.state ~= 'waiting' or known.sha1 ~= sha1) then
-    if problem then return dead_letter(problem, id, payload) end
-    return count('duplicates')
-  end
-  if not known.state then count('enqueued') end
-  if problem then return refuse(id, payload, problem, 'invalid_request', ttl) end
-  if not known.state then
-    redis.call('HSET', request_key(id), 'enqueued', integer(now), 'sha1', sha1)
-    if streams then redis.call('HSET', request_key(id), 'stream', '1') end
-  end
-  redis.call('HSET', request_key(id), 'payload', payload)
-  claim(id)
+  local id, request = take_push(payload, max_payload, ttl)
+  if not id then return end
+  request.payload = payload
+  claim(id, request, { 'payload', payload })
 end
 
--- Take from the head of a list until the slots are full; bounded, however much of it is rubbish.
-local function claim_from(list, claim_item)
+local function claim_item(item, claim_one)
+  if pcall(claim_one, item) then return end
+  count('script_errors')
+  rubbish('the request could not be claimed', '', item)
+end
+
+-- Take from the head of a list of ids until the slots are full.
+local function claim_from(list, claim_one)
   for _ = 1, 2 * free + 16 do
     local item = free > 0 and redis.call('LPOP', list)
     if not item then return end
-    if not pcall(claim_item, item) then
-      count('script_errors')
-      dead_letter('the request could not be claimed', '', item)
-    end
+    claim_item(item, claim_one)
   end
 end
 
+-- Whose turn it is, of sixteen: while all three lists are full, none of them starves.
+local TURNS = { HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, LOW }
+
+-- Take new requests until the slots are full; bounded, however much of it is rubbish. An empty list gives its turn to the
+-- first that is not.
+local function claim_in_turns(turn)
+  local waiting, order, taken = {}, { HIGH, REQUESTS, LOW }, 0
+  for _, list in ipairs(order) do waiting[list] = redis.call('LLEN', list) end
+  for _ = 1, 2 * free + 16 do
+    local list = TURNS[(turn + taken) % #TURNS + 1]
+    for _, other in ipairs(order) do
+      if waiting[list] == 0 then list = other end
+    end
+    if free == 0 or waiting[list] == 0 then break end
+    local item = redis.call('LPOP', list)
+    waiting[list] = waiting[list] - 1
+    if item ~= POKE then taken = taken + 1 end
+    claim_item(item, claim_pushed)
+  end
+  if taken > 0 then redis.call('HSET', META, 'turn', (turn + taken) % #TURNS) end
+end
+
+-- A suspect runs with nothing beside it: one worker of the queue at a time, the holder of `solo`, takes nothing else until
+-- it is empty, and then the suspect. True: the worker gets nothing else now.
+local function claim_suspect(held)
+  local alone = held == 1 and redis.call('HGET', request_key(redis.call('ZRANGE', own, 0, 0)[1]), 'alone')
+  if not alone and redis.call('EXISTS', SUSPECTS) == 0 then return false end
+  local holder = redis.call('GET', SOLO)
+  if holder and holder ~= worker then return alone end
+  redis.call('SET', SOLO, worker, 'PX', lease)
+  if held == 0 then
+    free = 1
+    claim_from(SUSPECTS, function(id) claim_resumed(id, true) end)
+  end
+  return true
+end
+
 local function claim_new()
-  free = slots - redis.call('ZCARD', own)
-  if free <= 0 or redis.call('EXISTS', RESUME, REQUESTS) == 0 then return end
-  fence = math.max(tonumber(redis.call('HGET', META, 'fence') or 0), now_us)
+  local held = redis.call('ZCARD', own)
+  free = slots - held
+  if free <= 0 or redis.call('EXISTS', RESUME, SUSPECTS, HIGH, REQUESTS, LOW) == 0 then return end
+  local meta = read_hash(META, 'fence', 'turn', 'suspended')
+  if meta.suspended then return end
+  fence = math.max(tonumber(meta.fence or 0), now_us)
   redis.call('HSET', META, 'fence', integer(fence + free))
   write_layout()
+  if claim_suspect(held) then return end
   claim_from(RESUME, claim_resumed)
-  claim_from(REQUESTS, claim_pushed)
+  claim_in_turns(tonumber(meta.turn or 0))
 end
 
 -- Checkpoints first: of a request that has both in one call, the last tokens follow those of the checkpoint.

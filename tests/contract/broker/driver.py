@@ -16,21 +16,27 @@ TTL_MS = 60_000
 def unexpected_keys(client: Any, broker: Broker) -> list[str]:
     """Keys of a queue that should have an expiry and have none, or should not be there at all."""
     keys, prefix = broker.keys, broker.keys.meta.removesuffix("meta")
-    for_ever = {keys.requests, keys.resume, keys.leases, keys.workers, keys.dead, keys.stats, keys.meta}
+    for_ever = set(keys.shared) - {keys.solo}
     unexpected = []
     for key in sorted(k.decode() for k in client.scan_iter(f"{prefix}*", count=1000)):
         kind, _, name = key.removeprefix(prefix).partition(":")
         expires = client.ttl(key) >= 0
         if kind in ("request", "tokens"):
             state = client.hget(keys.request(name), "state")
-            expected = expires != (state in (b"waiting", b"running"))
-        elif kind in ("reply", "worker"):
+            expected = expires != (state in (b"waiting", b"running"))  # a tombstone has no state
+        elif kind in ("reply", "worker", "idem", "solo"):
             expected = expires
         else:
             expected = key in for_ever or kind == "own"
         if not expected:
             unexpected.append(key)
     return unexpected
+
+
+def pull_deadline(client: Any, broker: Broker, request_id: str) -> None:
+    """Let a request be overdue now."""
+    client.hset(broker.keys.request(request_id), "due", 1)
+    client.zadd(broker.keys.deadlines, {request_id: 1})
 
 
 def body(request_id: str, variant: int = 0, **fields: Any) -> bytes:

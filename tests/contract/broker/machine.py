@@ -7,6 +7,7 @@ and leave behind; the invariants look at the keys themselves.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tokenmill.shared.broker import Broker, Checkpoint, Exchanged, Finish, Lost
 
-from .driver import LEASE_MS, TTL_MS, unexpected_keys
-from .model import BAD_PUSHES, IDS, UNREADABLE, Model, push_of
+from .driver import LEASE_MS, TTL_MS, pull_deadline, unexpected_keys
+from .model import BAD_PUSHES, IDS, POKE, TIMEOUT_MS, UNREADABLE, Model, has_deadline, push_of, text_of
 
 WORKERS = ("w1", "w2")
 SLOTS = 2
@@ -54,15 +55,30 @@ class LifeCycle(RuleBasedStateMachine):
 
     fates = st.sampled_from(["answered", "answered", "answered", "unanswered", "twice", "dropped", "late"])
 
-    @rule(request_id=st.sampled_from(IDS), variant=st.integers(0, 1), fate=fates)
-    def enqueue(self, request_id: str, variant: int, fate: str) -> None:
+    @rule(
+        request_id=st.sampled_from(IDS),
+        variant=st.integers(0, 1),
+        priority=st.sampled_from(["high", "normal", "normal", "low"]),
+        cost=st.sampled_from([0, 5, 20]),
+        key=st.sampled_from([None, None, None, "k1", "k2"]),
+        fate=fates,
+    )
+    def enqueue(self, request_id: str, variant: int, priority: Any, cost: int, key: str | None, fate: str) -> None:
         payload = push_of(request_id, variant)
 
         def call() -> None:
-            answer = self.broker.enqueue(request_id, payload, stream=request_id.startswith("s"))
-            expected = self.model.enqueue(request_id, payload)
-            assert (answer.status, answer.state) == expected
-            assert answer.depth == len(self.model.requests) + len(self.model.resume)
+            expected = self.model.enqueue(request_id, variant, priority, cost, key)
+            answer = self.broker.enqueue(
+                request_id,
+                payload,
+                stream=request_id.startswith("s"),
+                priority=priority,
+                timeout_ms=TIMEOUT_MS if has_deadline(payload) else None,
+                cost=cost,
+                idempotency_key=key,
+            )
+            assert (answer.status, answer.state, answer.id) == expected
+            assert (answer.depth, answer.queued_tokens) == (self.model.depth(), self.model.queued_tokens())
 
         self.send(call, fate)
 
@@ -70,10 +86,17 @@ class LifeCycle(RuleBasedStateMachine):
     bad_pushes = st.builds(lambda bad, name: bad % name.encode(), st.sampled_from(BAD_PUSHES), st.sampled_from(IDS))
     pushes = st.one_of(good_pushes, good_pushes, good_pushes, bad_pushes, st.sampled_from(UNREADABLE))
 
-    @rule(payload=pushes)
-    def push(self, payload: bytes) -> None:
-        self.client.rpush(self.broker.keys.requests, payload)
-        self.model.requests.append(payload)
+    @rule(payload=pushes, priority=st.sampled_from(["requests", "requests", "high", "low"]))
+    def push(self, payload: bytes, priority: str) -> None:
+        self.client.rpush(getattr(self.broker.keys, priority), payload)
+        self.model.lists[priority].append(payload)
+
+    @rule(request_id=st.sampled_from(IDS), fate=fates)
+    def cancel(self, request_id: str, fate: str) -> None:
+        def call() -> None:
+            assert self.broker.cancel(request_id, reply_ttl_ms=TTL_MS) == self.model.cancel(request_id)
+
+        self.send(call, fate)
 
     @rule(worker=st.sampled_from(WORKERS), slots=st.sampled_from([SLOTS, SLOTS, 1, 0]), fate=fates, data=st.data())
     def exchange(self, worker: str, slots: int, fate: str, data: st.DataObject) -> None:
@@ -145,7 +168,8 @@ class LifeCycle(RuleBasedStateMachine):
 
         def call() -> None:
             lost = self.broker.renew(worker, held, lease_ms=LEASE_MS, status=b"{}")
-            assert lost == [Lost(i, fence, "fenced") for i, fence in held if not self.model.holder(i, fence)]
+            whys = [(e.called_off if (e := self.model.holder(*pair)) else "fenced") for pair in held]
+            assert lost == [Lost(*pair, why) for pair, why in zip(held, whys, strict=True) if why]  # type: ignore[arg-type]
             self.model.lapsed -= {i for i, fence in held if self.model.holder(i, fence)}
 
         self.send(call, fate)
@@ -155,12 +179,7 @@ class LifeCycle(RuleBasedStateMachine):
         held = data.draw(st.lists(self.some_delivery(), max_size=3))
 
         def call() -> None:
-            expected = 0
-            for request_id, fence in held:
-                if self.model.holder(request_id, fence):
-                    self.model.give_back(request_id)
-                    expected += 1
-            assert self.broker.release(worker, held) == expected
+            assert self.broker.release(worker, held, reply_ttl_ms=TTL_MS) == self.model.release(worker, held)
 
         self.send(call, fate)
 
@@ -171,15 +190,74 @@ class LifeCycle(RuleBasedStateMachine):
         self.client.zadd(self.broker.keys.leases, {request_id: 1}, xx=True)
         self.model.lapsed.add(request_id)
 
+    @precondition(lambda self: self.model.running())
+    @rule(data=st.data())
+    def blame(self, data: st.DataObject) -> None:
+        """One more crash and the request is a suspect, or buried."""
+        request_id = data.draw(st.sampled_from(sorted(self.model.running())))
+        entry = self.model.entries[request_id]
+        entry.crashes, entry.crashes_alone = (3, 1) if entry.alone else (1, 0)
+        charge = {"crashes": entry.crashes, "crashes_alone": entry.crashes_alone}
+        self.client.hset(self.broker.keys.request(request_id), mapping=charge)
+
+    @precondition(lambda self: any(entry.watched for entry in self.model.entries.values()))
+    @rule(data=st.data())
+    def deadline_passes(self, data: st.DataObject) -> None:
+        watched = [request_id for request_id, entry in self.model.entries.items() if entry.watched]
+        request_id = data.draw(st.sampled_from(watched))
+        pull_deadline(self.client, self.broker, request_id)
+        self.model.entries[request_id].overdue = True
+
+    @precondition(lambda self: self.model.tombstones or any(e.finished for e in self.model.entries.values()))
+    @rule(data=st.data())
+    def is_forgotten(self, data: st.DataObject) -> None:
+        entries, keys = self.model.entries, self.broker.keys
+        old = [*sorted(self.model.tombstones), *(i for i, e in entries.items() if e.finished and not e.husk)]
+        if old:
+            request_id = data.draw(st.sampled_from(old))
+            self.client.delete(keys.request(request_id), keys.reply(request_id), keys.tokens(request_id))
+            self.model.forget(request_id)
+            self.replies.pop(request_id, None)
+
+    @precondition(lambda self: self.model.solo)
+    @rule()
+    def solo_lapses(self) -> None:
+        self.client.delete(self.broker.keys.solo)
+        self.model.solo = None
+
     @rule(limit=st.integers(1, 3), fate=fates)
     def reclaim(self, limit: int, fate: str) -> None:
         def call() -> None:
-            back = sorted(self.model.lapsed)[:limit]
-            for request_id in back:
-                self.model.give_back(request_id)
-            assert self.broker.reclaim(limit=limit, lease_ms=LEASE_MS, reply_ttl_ms=TTL_MS) == len(back)
+            expected = self.model.reclaim(limit)
+            assert self.broker.reclaim(limit=limit, lease_ms=LEASE_MS, reply_ttl_ms=TTL_MS) == expected
 
         self.send(call, fate)
+
+    @rule(suspended=st.sampled_from([False, False, False, True]))
+    def suspend_or_resume(self, suspended: bool) -> None:
+        (self.broker.suspend if suspended else self.broker.resume)()
+        self.model.suspended = suspended
+
+    @rule(max_depth=st.sampled_from([0, 0, 3]), max_queued_tokens=st.sampled_from([0, 0, 10]))
+    def limit(self, max_depth: int, max_queued_tokens: int) -> None:
+        self.broker.set_limits(max_depth, max_queued_tokens)
+        self.model.limits = (max_depth, max_queued_tokens)
+
+    @rule(sure=st.sampled_from([False, False, True]))
+    def empty(self, sure: bool) -> None:
+        if sure:
+            assert self.broker.empty(reply_ttl_ms=TTL_MS) == self.model.empty()
+
+    @precondition(lambda self: self.model.dead)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.model.dead) - 1))
+        letter = self.broker.dead_letters()[index]
+        expected = self.model.requeue(index)
+        assert self.broker.requeue_dead(letter.entry_id) == expected
+        if expected == "ok":
+            self.replies.pop(letter.id, None)
+            assert self.broker.requeue_dead(letter.entry_id) == "gone"
 
     @precondition(lambda self: self.packets)
     @rule(data=st.data())
@@ -190,34 +268,48 @@ class LifeCycle(RuleBasedStateMachine):
     def states_agree(self) -> None:
         keys, model = self.broker.keys, self.model
         look: Any = self.client.pipeline(transaction=False)
-        look.lrange(keys.requests, 0, -1).lrange(keys.resume, 0, -1).zrange(keys.leases, 0, -1)
+        for key in (keys.high, keys.requests, keys.low, keys.resume, keys.suspects):
+            look.lrange(key, 0, -1)
+        look.zrange(keys.leases, 0, -1).zrange(keys.deadlines, 0, -1).hmget(keys.meta, "queued_tokens", "husks")
+        look.get(keys.solo)
         for worker in WORKERS:
             look.zrange(keys.own(worker), 0, -1)
         for request_id in IDS:
             look.hget(keys.request(request_id), "state").lrange(keys.reply(request_id), 0, -1)
-            look.xrange(keys.tokens(request_id))
-        requests, resume, leases, *rest = look.execute()
-        assert requests == model.requests
-        assert names(resume) == model.resume
+            look.xrange(keys.tokens(request_id)).exists(keys.request(request_id))
+        *lists, resume, suspects, leases, deadlines, counters, solo = (answers := look.execute())[:9]
+        assert lists == list(model.lists.values())
+        assert (names(resume), names(suspects)) == (model.resume, model.suspects)
         assert set(names(leases)) == model.running()
-        for worker, own in zip(WORKERS, rest, strict=False):
+        assert set(names(deadlines)) == {i for i, e in model.entries.items() if e.watched}
+        assert [int(counter or 0) for counter in counters] == [model.queued_tokens(), model.husks()]
+        assert (solo and solo.decode()) == model.solo
+        for worker, own in zip(WORKERS, answers[9:], strict=False):
             assert names(own) == list(model.owned(worker))
-            assert len(own) <= SLOTS
-        seen = rest[len(WORKERS) :]
+            assert len(own) <= (1 if any(model.entries[i].alone for i in names(own)) else SLOTS)
+        seen = answers[9 + len(WORKERS) :]
         for i, request_id in enumerate(IDS):
-            self.check_request(request_id, *seen[3 * i : 3 * i + 3])
+            self.check_request(request_id, *seen[4 * i : 4 * i + 4])
+        assert [(letter.id, letter.payload) for letter in self.broker.dead_letters()] == model.dead
 
-    def check_request(self, request_id: str, state: bytes | None, replies: list[bytes], stream: list[Any]) -> None:
+    def check_request(
+        self, request_id: str, state: bytes | None, replies: list[bytes], stream: list[Any], known: int
+    ) -> None:
         entry = self.model.entries.get(request_id)
         assert state == (entry.state.encode() if entry else None)
-        if entry is None or entry.state in ("waiting", "running"):
+        assert known == bool(entry or request_id in self.model.tombstones)
+        if entry is None or not entry.finished:
             assert replies == []
         else:
             [reply] = replies  # exactly one, and never another
             assert self.replies.setdefault(request_id, reply) == reply
-            assert entry.reply in (reply, b"refused")
+            if entry.reply is None:
+                written = json.loads(reply)
+                assert (written["finish_reason"], written["text"]) == (entry.state, entry.text)
+            else:
+                assert reply == entry.reply
         stored = [fields for _, fields in stream]
-        if entry and entry.stream and entry.reply:
+        if entry and entry.stream and entry.finished:
             assert stored.pop() == {b"end": state}
         joined = b",".join(fields[b"ids"] for fields in stored).decode()
         assert joined == ",".join(map(str, entry.tokens if entry else []))
@@ -229,11 +321,13 @@ class LifeCycle(RuleBasedStateMachine):
         if not hasattr(self, "broker"):
             return
         keys, last = self.broker.keys, "last"
+        self.broker.resume()
+        self.client.delete(keys.solo)
         for request_id in self.model.running():
             self.client.zadd(keys.leases, {request_id: 1}, xx=True)
         self.broker.reclaim(limit=100, lease_ms=LEASE_MS, reply_ttl_ms=TTL_MS)
         ack = 0
-        while self.client.exists(keys.requests, keys.resume):
+        while self.broker.info().waiting or self.client.lrange(keys.requests, 0, -1) not in ([], [POKE]):
             answer = self.last_exchange(last, ack, [])
             ended = [
                 Finish(c.id, c.fence, "stop", f"{c.id} {c.fence}".encode(), len(c.token_ids), [], "")
@@ -258,10 +352,6 @@ class LifeCycle(RuleBasedStateMachine):
 def tokens(fence: int, total: int) -> list[int]:
     """Token ids that tell which delivery made them."""
     return [fence % 1_000_000_007] * total
-
-
-def text_of(token_ids: list[int]) -> str:
-    return "".join(f"{token} " for token in token_ids)
 
 
 def names(members: list[bytes]) -> list[str]:

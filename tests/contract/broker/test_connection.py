@@ -123,7 +123,7 @@ def test_a_queue_of_another_layout_is_refused(call: str, broker: Broker, client:
         "claim": worker.claim,
         "renew": lambda: broker.renew("w", [], lease_ms=LEASE_MS, status=b"{}"),
     }
-    with pytest.raises(TokenmillError, match=r"has layout 0, this tokenmill knows 1: use another queue"):
+    with pytest.raises(TokenmillError, match=r"has layout 0, this tokenmill knows 2: use another queue"):
         calls[call]()
     assert client.keys(f"{broker.keys.meta.removesuffix('meta')}own:*") == []
 

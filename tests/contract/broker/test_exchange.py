@@ -204,7 +204,7 @@ def test_bytes_that_are_no_request_are_a_dead_letter_and_spare_their_neighbours(
 
     assert [claim.id for claim in worker.claim()] == ["before", "after"]
     [(_, letter)] = client.xrange(broker.keys.dead)
-    assert letter == {b"why": why.encode(), b"id": b"", b"payload": push[:65536]}
+    assert letter == {b"why": why.encode(), b"id": b"", b"payload": push[:65536], b"size": b"%d" % len(push)}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.shared.broker import Broker, Checkpoint, Claim
 
-from .driver import LEASE_MS, Worker, body, done
+from .driver import LEASE_MS, Worker, body, done, pull_deadline
 
 ID = "r1"
 BROKEN = b'{"id": "r1", "prompt": '
@@ -59,14 +59,36 @@ class Table:
             self.client.rpush(self.broker.keys.requests, push)
         if self.other.claim():
             return "claimed"
-        if push is None:
-            return "nothing"
         stats = self.broker.info().stats
+        if push is None or (stats.get("finished_cancelled") == 1 and self._dropped(stats) == 0):
+            return "nothing"
         return "refused" if "finished_error" in stats else "dropped" if self._dropped(stats) == 1 else "lost"
 
     @staticmethod
     def _dropped(stats: dict[str, int]) -> int:
         return stats.get("duplicates", 0) + stats.get("dead_letters", 0)
+
+    def enqueue_full(self) -> Any:
+        self.broker.set_limits(1, 0)
+        self.client.rpush(self.broker.keys.low, body("other"))
+        return self.enqueue(0)
+
+    def overdue(self) -> Table:
+        if self.state() in ("waiting", "running"):
+            pull_deadline(self.client, self.broker, ID)
+        return self
+
+    def cancelled(self) -> Table:
+        self.broker.cancel(ID)
+        return self
+
+    def suspended(self) -> Table:
+        self.broker.suspend()
+        return self
+
+    def requeue(self) -> Any:
+        letter = {"why": "", "id": ID, "payload": body(ID), "size": len(body(ID))}
+        return self.broker.requeue_dead(self.client.xadd(self.broker.keys.dead, letter).decode())
 
     def stale(self) -> Claim:
         return self.held._replace(fence=self.held.fence - 1)
@@ -92,16 +114,30 @@ class Table:
 CALLS: dict[str, Callable[[Table], Any]] = {
     "enqueue, same body": lambda t: t.enqueue(0),
     "enqueue, other body": lambda t: t.enqueue(1),
+    "enqueue, queue full": lambda t: t.enqueue_full(),
+    "enqueue after cancel": lambda t: t.cancelled().enqueue(0),
+    "cancel": lambda t: t.broker.cancel(ID),
     "exchange: claim": lambda t: t.claim(),
+    "exchange: claim, queue suspended": lambda t: t.suspended().claim(),
+    "exchange: claim after the deadline": lambda t: t.overdue().claim(),
     "exchange: claim after a bare push": lambda t: t.claim(body(ID)),
     "exchange: claim after a broken push": lambda t: t.claim(BROKEN),
+    "exchange: claim after cancel and a bare push": lambda t: t.cancelled().claim(body(ID)),
     "exchange: checkpoint": lambda t: t.checkpoint(t.held),
     "exchange: checkpoint, stale fence": lambda t: t.checkpoint(t.stale()),
     "exchange: finish": lambda t: t.finish(t.held),
     "exchange: finish, stale fence": lambda t: t.finish(t.stale()),
     "renew": lambda t: t.renew(),
+    "renew after cancel": lambda t: t.cancelled().renew(),
+    "renew after the deadline": lambda t: t.overdue().renew(),
     "reclaim after the lease": lambda t: t.reclaim_lapsed(),
+    "reclaim after the lease and cancel": lambda t: t.cancelled().reclaim_lapsed(),
+    "reclaim after the deadline": lambda t: t.overdue().reclaim(),
+    "reclaim after the lease and the deadline": lambda t: t.overdue().reclaim_lapsed(),
     "release": lambda t: t.release(),
+    "release after cancel": lambda t: t.cancelled().release(),
+    "empty": lambda t: t.broker.empty(),
+    "requeue of a dead letter": lambda t: t.requeue(),
 }
 
 

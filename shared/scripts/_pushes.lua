@@ -1,0 +1,80 @@
+-- What is pushed: the third part of what all scripts share.
+local LONGEST_TIMEOUT = 2 ^ 53
+
+local function is_id(value)
+  return type(value) == 'string' and #value <= 128 and string.match(value, '^[A-Za-z0-9_.:-]+$') ~= nil
+end
+
+-- The id in bytes that are no request, for the error reply; nil where none can be read.
+local function find_id(payload)
+  local id = string.match(string.sub(payload, 1, 4096), '"id"%s*:%s*"([^"\\]+)"')
+  return is_id(id) and id or nil
+end
+
+-- What a push says: its id (or nil), the request, and what is wrong with it (or nil).
+local function open(payload, max_payload)
+  if #payload > max_payload then return find_id(payload), nil, 'the request is larger than the limit' end
+  local ok, said = pcall(cjson.decode, payload)
+  if not ok then return find_id(payload), nil, 'the request is not valid JSON' end
+  if type(said) ~= 'table' or not is_id(said.id) then return nil, nil, 'the request has no valid id' end
+  return said.id, said, nil
+end
+
+-- Create the state of a request, as enqueue and claim alike do: `request` has its sha1 and what else is known of it, and
+-- gets the rest. `timeout` in milliseconds or nil.
+local function create(id, request, timeout)
+  request.state, request.enqueued = 'waiting', integer(now)
+  if timeout then
+    request.due = integer(now + timeout)
+    redis.call('ZADD', DEADLINES, request.due, id)
+  end
+  local fields = {}
+  for name, value in pairs(request) do
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
+  end
+  redis.call('HSET', request_key(id), unpack(fields))
+  return request
+end
+
+local function timeout_of(said)
+  local timeout = said.timeout_ms
+  if type(timeout) == 'number' and timeout >= 1 and timeout < LONGEST_TIMEOUT then return math.floor(timeout) end
+end
+
+local function meet_husk(id, until_ms)
+  redis.call('HINCRBY', META, 'husks', -1)
+  redis.call('HDEL', request_key(id), 'husk')
+  redis.call('PEXPIREAT', request_key(id), until_ms)
+end
+
+local PUSHED = { 'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk' }
+
+-- The request of a push that has just left its list: id and fields if it is new, else nothing. Of several pushes under one
+-- id the first counts, and an accepted enqueue before a bare push with another body.
+local function take_push(payload, max_payload, ttl)
+  if payload == POKE then return end
+  local sha1 = #payload <= max_payload and redis.sha1hex(payload)
+  -- Most pushes are an accepted enqueue whose id stands in front: these need no decoding, which costs 6 µs a kilobyte.
+  local id, said, problem = string.match(payload, '^{"id":"([A-Za-z0-9_.:-]+)"'), nil, nil
+  local known = id and read(id, unpack(PUSHED)) or {}
+  if known.sha1 ~= sha1 then
+    id, said, problem = open(payload, max_payload)
+    if not id then return rubbish(problem, '', payload) end
+    known = read(id, unpack(PUSHED))
+  end
+  if known.state == 'waiting' and known.sha1 == sha1 and not known.deliveries then
+    dequeue(known)
+    if problem then return refuse(id, known, payload, problem, 'invalid_request', ttl) end
+    return id, known
+  end
+  if known.husk and known.sha1 == sha1 then return meet_husk(id, known.husk) end
+  if known.state then
+    if problem then return rubbish(problem, id, payload) end
+    return count('duplicates')
+  end
+  count('enqueued')
+  if problem then return refuse(id, {}, payload, problem, 'invalid_request', ttl) end
+  local stream = said.stream == true and '1' or nil
+  return id, create(id, { sha1 = sha1, stream = stream, cancelled = known.cancelled }, timeout_of(said))
+end
