@@ -179,7 +179,7 @@ class Broker(Connection):
                     return reply
 
     def state(self, request_id: str) -> str | None:
-        """State of a request: waiting, running or its finish reason; None: forgotten, or a push that nobody has opened."""
+        """Waiting, running or the finish reason; None: forgotten, or a bare push that nobody has opened."""
         with self._errors():
             state: Any = self._redis.hget(self.keys.request(request_id), "state")
         return state.decode() if state else None
