@@ -69,6 +69,8 @@ def take_in(payload: bytes, model: Model, tokenizer: Tokenizer | None) -> Intake
 def _decode(payload: bytes) -> Request:
     try:
         return _decoder.decode(payload)
+    except RecursionError:
+        raise RejectedError("invalid_request", "the request is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RejectedError("invalid_request", str(error)) from None
 
