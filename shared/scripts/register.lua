@@ -2,6 +2,7 @@
 --
 -- One queue, one model: a text that is resumed must not change its model halfway. Only a queue that has no requests and no
 -- other live worker takes a new fingerprint; a worker that gets another one back than its own must not serve the queue.
+pass_maxmemory()
 local worker, fingerprint, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local function in_use()

@@ -97,6 +97,7 @@ def test_a_full_broker_refuses_only_enqueue(broker: Broker, full: Worker) -> Non
         broker.enqueue("c", body("c"))
     [(name, fence)] = full.exchange(slots=0).owned.items()
 
+    assert broker.register("w2", "toy", lease_ms=LEASE_MS) == "toy"  # it takes workers to empty a full queue
     assert full.exchange(checkpoints=[Checkpoint(name, fence, 0, [1], "x")]).checkpoints == [1]
     assert broker.renew("w", [(name, fence)], lease_ms=LEASE_MS, status=b"{}") == []
     assert broker.reclaim(limit=1, lease_ms=LEASE_MS, reply_ttl_ms=TTL_MS) == 0
