@@ -98,6 +98,7 @@ class Exchange:
                 if self._next_is_idle():
                     pause_s = self._fetch(pause_s)
                 else:
+                    pause_s = 0.0
                     self._carry()
         except BaseException as failure:  # the loop's thread raises it
             with self._changed:
@@ -126,7 +127,7 @@ class Exchange:
         Of many idle workers that one request wakes, one gets it. A list that stays full without giving anything would
         otherwise make the others spin.
         """
-        if self._stopping.wait(pause_s) or not self._peek():
+        if self._is_interrupted(pause_s) or not self._peek():
             return 0.0
         answer = self._exchange([], [])
         if answer is not None and (answer.claims or answer.owned != self.owned):
@@ -134,10 +135,16 @@ class Exchange:
             return 0.0
         return min(max(pause_s * 2, FIRST_PAUSE_S), LAST_PAUSE_S)
 
+    def _is_interrupted(self, pause_s: float) -> bool:
+        """Wait; whether there was something better to do before the time was up."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._posted > self._answered or self._stopping.is_set(), pause_s)
+
     def _deliver(self, answer: Exchanged, checkpoints: list[Checkpoint], posted: int | None) -> None:
         self._ack = max([self._ack, *(claim.fence for claim in answer.claims)])
         with self._changed:
             self.owned = answer.owned
+            self._hungry = False  # else this thread would look for more before the loop has seen what there is
             self._answers.append((answer, checkpoints))
             if posted is not None:
                 self._answered = posted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import msgspec
 from tokenmill.shared.protocol import Reply
 
 from .evidence import Evidence
+from .workload import GoodRequest
 
 # All other keys are empty at the end, and so gone, or have an expiry; the table of them is in the scripts' README.
 _MAY_LAST = {"stats", "meta", "dead"}
@@ -76,19 +78,42 @@ def _wrong(evidence: Evidence) -> Iterator[str]:
             expected = msgspec.json.decode(msgspec.json.encode(request.expected), type=Answer)
             if evidence.config.control:
                 expected = Answer(expected.text)
-            if got != expected and got.finish_reason != "error":
+            fine = got == expected or got.finish_reason == "error"
+            if not (fine or _may_end_early(evidence, request, got, expected)):
                 yield f"{request_id}: {got} instead of {expected}"
+
+
+def _may_end_early(evidence: Evidence, request: GoodRequest, got: Answer, expected: Answer) -> bool:
+    """Whether it was cancelled or late, and what there is of it is right."""
+    ids = got.token_ids or []
+    right = expected.text.startswith(got.text) and (expected.token_ids or [])[: len(ids)] == ids
+    cancelled = got.finish_reason == "cancelled" and request.id in evidence.cancelled
+    return right and (cancelled or (got.finish_reason == "deadline" and request.times_out))
+
+
+def _cancelled(evidence: Evidence) -> Iterator[str]:
+    """Requests that nobody had begun when they were cancelled, and that were answered otherwise."""
+    for request_id, answer in evidence.cancelled.items():
+        for body in evidence.replies.get(request_id, [])[:1]:
+            got = msgspec.json.decode(body, type=Answer)
+            if answer in ("cancelled", "remembered") and got.finish_reason != "cancelled":
+                yield f"{request_id}: cancelled (the broker said {answer}), but {got}"
 
 
 def _blamed(evidence: Evidence) -> Iterator[str]:
     """Good requests that were answered with an error: a harness that kills at random cannot avoid all of them."""
-    blamed = [
+    blamed = innocents(evidence)
+    if len(blamed) > math.ceil(len(evidence.accepted) / _INNOCENTS):
+        yield from blamed
+
+
+def innocents(evidence: Evidence) -> list[str]:
+    """Good requests that were answered with an error."""
+    return [
         f"{request_id}: {bodies[0].decode()[:300]}"
         for request_id, bodies in evidence.replies.items()
         if request_id in evidence.accepted and b'"finish_reason":"error"' in bodies[0]
     ]
-    if len(blamed) * _INNOCENTS > len(evidence.accepted):
-        yield from blamed
 
 
 def _streams(evidence: Evidence) -> Iterator[str]:
@@ -110,7 +135,7 @@ def _toxic(evidence: Evidence) -> Iterator[str]:
         if error != ("error" in toxic.ending):
             yield f"{toxic.id}: {toxic.payload[:80]!r} has {bodies} for a reply, and should end as {toxic.ending}"
     letters = sum("dead letter" in toxic.ending for toxic in evidence.toxic)
-    most = letters + sum("dead letter" in toxic.ending for toxic in evidence.perhaps_toxic)
+    most = letters + len(innocents(evidence)) + sum("dead letter" in toxic.ending for toxic in evidence.perhaps_toxic)
     if not letters <= evidence.dead_letters <= most and evidence.dead_letters < 1000:
         yield f"{evidence.dead_letters} dead letters instead of {letters} to {most}"
 
@@ -118,6 +143,7 @@ def _toxic(evidence: Evidence) -> Iterator[str]:
 def _left(evidence: Evidence) -> Iterator[str]:
     """Keys that last, and are not meant to."""
     yield from (f"{name} is left, without an expiry" for name in evidence.lasting if name not in _MAY_LAST)
+    yield from (f"{name} is not 0" for name in evidence.unbalanced)
     if errors := evidence.stats.get("script_errors", 0):
         yield f"{errors} script errors"
 
@@ -131,6 +157,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "duplicated": _duplicated,
     "invented": _invented,
     "wrong": _wrong,
+    "cancelled": _cancelled,
     "blamed": _blamed,
     "streams": _streams,
     "toxic": _toxic,

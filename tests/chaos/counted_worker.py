@@ -1,4 +1,4 @@
-"""`tokenmill worker` whose toy model counts the tokens it generates in a file that outlives SIGKILL."""
+"""`tokenmill worker` whose toy model counts its output tokens in a file that outlives SIGKILL, and dies of poison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from tokenmill.worker.engine import Batch
 from tokenmill.worker.models.toy import ToyModel
 
 COUNTER = "CHAOS_COUNTER"  # environment name of the file: one int64
+POISON = 0  # a prompt with this byte ends every worker that begins it
+POISONED = 66  # exit code
 
 
 def count_generated(counter: NDArray[np.int64]) -> None:
-    """From now on, add every output token that any toy model computes to ``counter[0]``."""
+    """From now on, add every output token that any toy model computes to ``counter[0]``, and die of poison."""
     forward = ToyModel.forward
 
     def counted(model: ToyModel, batch: Batch) -> Any:
+        if (batch.tokens == POISON).any():
+            os._exit(POISONED)
         logits = forward(model, batch)
         counter[0] += len(logits)
         return logits

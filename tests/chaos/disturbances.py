@@ -21,7 +21,7 @@ from tokenmill.shared.errors import TokenmillError
 
 from .arena import Arena
 from .proxy import FAULTS, Fault
-from .toxic import draw_toxic
+from .toxic import Toxic, draw_toxic, poison
 from .workload import GoodRequest
 
 Strike = Callable[[Arena], bool]
@@ -97,9 +97,41 @@ def send_conflicting(arena: Arena) -> bool:
     return _send(arena, other)
 
 
+def cancel_request(arena: Arena) -> bool:
+    """A request that waits or runs, or one that is finished."""
+    known = arena.ledger.owed if arena.rng.random() < 0.8 else list(arena.ledger.accepted)
+    if not known:
+        return False
+    request_id = arena.rng.choice(known)
+    arena.ledger.cancel(request_id, None)
+    try:
+        arena.ledger.cancel(request_id, arena.broker.cancel(request_id))
+    except TokenmillError:
+        return False
+    return True
+
+
+def suspend_queue(arena: Arena) -> bool:
+    """For a while workers begin nothing."""
+    try:
+        arena.broker.suspend()
+    except TokenmillError:
+        return False
+    arena.later(arena.rng.uniform(0.3, 2.0), partial(_resume_queue, arena))
+    return True
+
+
 def push_toxic(arena: Arena) -> bool:
     """A payload that is no request, or a request that cannot be served."""
-    toxic = draw_toxic(arena.rng, arena.next_number())
+    return _push(arena, draw_toxic(arena.rng, arena.next_number()))
+
+
+def push_poison(arena: Arena) -> bool:
+    """A request that ends every worker that begins it, until it is given up."""
+    return _push(arena, poison(arena.next_number()))
+
+
+def _push(arena: Arena, toxic: Toxic) -> bool:
     try:
         arena.direct.rpush(arena.broker.keys.requests, toxic.payload)
     except redis.ResponseError:  # refused: maxmemory
@@ -122,7 +154,10 @@ DISTURBANCES: dict[str, Disturbance] = {
     "half_open": Disturbance(1, partial(fail_network, "half_open")),
     "again": Disturbance(30, send_again),
     "conflict": Disturbance(6, send_conflicting),
+    "cancel": Disturbance(20, cancel_request),
+    "suspend": Disturbance(1, suspend_queue),
     "toxic": Disturbance(20, push_toxic),
+    "poison": Disturbance(1, push_poison),
 }
 
 
@@ -134,6 +169,14 @@ def calm(arena: Arena) -> None:
         arena.server.start()
     arena.server.wait_ready()
     arena.direct.config_set("maxmemory", 0)
+    arena.broker.resume()
+
+
+def _resume_queue(arena: Arena) -> None:
+    try:
+        arena.broker.resume()
+    except TokenmillError:
+        arena.later(0.1, partial(_resume_queue, arena))
 
 
 def _free_memory(arena: Arena) -> None:
@@ -145,7 +188,7 @@ def _free_memory(arena: Arena) -> None:
 def _send(arena: Arena, request: GoodRequest) -> bool:
     try:
         if arena.rng.random() < 0.5:
-            arena.direct.rpush(arena.broker.keys.requests, request.payload())
+            arena.direct.rpush(request.list_in(arena.broker.keys), request.payload())
         else:
             Client(arena.broker).submit(id=request.id, **request.fields)
     except IdInUseError:

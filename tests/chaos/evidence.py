@@ -17,6 +17,7 @@ from .toxic import Toxic
 from .workload import GoodRequest
 
 _AT_ONCE = 1000
+_BALANCED = ("husks", "queued_tokens")  # fields of meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Evidence:
 
     config: Config
     accepted: dict[str, GoodRequest]
+    cancelled: dict[str, str | None]  # what the broker answered to each cancel
     toxic: list[Toxic]  # pushed for sure
     perhaps_toxic: list[Toxic]  # the broker's answer to the push was lost
     seen: list[Seen]
@@ -33,6 +35,7 @@ class Evidence:
     stats: dict[str, int]
     dead_letters: int
     lasting: list[str]  # keys without expiry, their prefix removed
+    unbalanced: list[str]  # counts of what waits that are not 0
     problems: list[str]
     struck: Mapping[str, int]  # disturbances
     network: Mapping[str, int]  # requests that a proxy fault hit
@@ -53,6 +56,7 @@ def gather(arena: Arena, *, struck: Mapping[str, int], posted: Mapping[str, int]
     return Evidence(
         config=arena.config,
         accepted=arena.ledger.accepted,
+        cancelled=arena.ledger.cancelled,
         toxic=toxic,
         perhaps_toxic=perhaps_toxic,
         seen=arena.ledger.seen,
@@ -61,6 +65,7 @@ def gather(arena: Arena, *, struck: Mapping[str, int], posted: Mapping[str, int]
         stats={name.decode(): int(value) for name, value in stats.items()},
         dead_letters=client.xlen(keys.dead),
         lasting=sorted(name.removeprefix(prefix) for name in _lasting(client, names)),
+        unbalanced=[name for name in _BALANCED if int(client.hget(keys.meta, name) or 0)],
         problems=arena.ledger.problems + workers.problems + workers.tracebacks(),
         struck=dict(struck),
         network=Counter(arena.proxy.hits),

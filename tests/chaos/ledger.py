@@ -27,6 +27,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._accepted: dict[str, GoodRequest] = {}
         self._owed: dict[str, None] = {}
+        self._cancelled: dict[str, str | None] = {}
         self._toxic: list[Toxic] = []
         self._unsure: list[Toxic] = []
         self._seen: list[Seen] = []
@@ -37,6 +38,11 @@ class Ledger:
         with self._lock:
             self._accepted[request.id] = request
             self._owed[request.id] = None
+
+    def cancel(self, request_id: str, answer: str | None) -> None:
+        """A request is being cancelled; None before the broker has answered."""
+        with self._lock:
+            self._cancelled[request_id] = answer or self._cancelled.get(request_id)
 
     def accept_toxic(self, toxic: Toxic, *, sure: bool) -> None:
         """A hostile payload was pushed; not ``sure`` when the broker's answer was lost."""
@@ -69,6 +75,12 @@ class Ledger:
         """Ids of accepted requests that had no reply when somebody last looked."""
         with self._lock:
             return list(self._owed)
+
+    @property
+    def cancelled(self) -> dict[str, str | None]:
+        """What the broker answered to each cancel; None: that answer was lost."""
+        with self._lock:
+            return dict(self._cancelled)
 
     @property
     def toxic(self) -> tuple[list[Toxic], list[Toxic]]:

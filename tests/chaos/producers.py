@@ -12,7 +12,6 @@ import redis
 from tokenmill.producer.client import Client, NoReplyError
 from tokenmill.shared.broker import Broker, connect
 from tokenmill.shared.errors import TokenmillError
-from tokenmill.shared.keys import Keys
 
 from .ledger import Ledger, Seen
 from .workload import GoodRequest
@@ -94,7 +93,7 @@ class Traffic:
 
     def _produce(self) -> None:
         client = Client(Broker(connect(self._proxied_url, socket_timeout_s=_SOCKET_TIMEOUT_S), self._queue))
-        direct, key = self._connect_directly(), Keys(self._queue).requests
+        direct = self._connect_directly()
         while not self._stopping.is_set():
             due = self._next / self._per_second
             if time.monotonic() - self._started < due or len(self._ledger.owed) >= self._window:
@@ -102,14 +101,14 @@ class Traffic:
             elif (request := self._take()) is None:
                 return
             else:
-                self._insist(client, direct, key, request)
+                self._insist(client, direct, request)
 
-    def _insist(self, client: Client, direct: redis.Redis, key: str, request: GoodRequest) -> None:
+    def _insist(self, client: Client, direct: redis.Redis, request: GoodRequest) -> None:
         """Send until the broker has said yes; a repeated push is harmless, since the id makes it one request."""
         while not self._stopping.is_set():
             try:
                 if request.way == "push":
-                    direct.rpush(key, request.payload())
+                    direct.rpush(request.list_in(client.broker.keys), request.payload())
                 else:
                     client.submit(id=request.id, **request.fields)
             except (redis.RedisError, TokenmillError):

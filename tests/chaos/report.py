@@ -41,6 +41,9 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "workers ended by", _counts(evidence.exits)
     yield "taken back", f"{stats.get('reclaimed', 0):,} when a lease lapsed, {stats.get('released', 0):,} from drains"
     yield "fenced", f"{stats.get('fenced', 0):,} writes of workers that had lost the request"
+    yield "cancelled", f"{stats.get('finished_cancelled', 0):,} of {len(evidence.cancelled):,} that were asked for"
+    yield "overdue", f"{stats.get('finished_deadline', 0):,} ended at their deadline"
+    yield "suspected", f"{stats.get('suspected', 0):,} after two crashes; {evidence.dead_letters:,} dead letters"
     yield "duplicates", f"{stats.get('duplicates', 0):,} pushes dropped"
     if not evidence.config.control:
         twice = f"{tokens_twice(evidence):,}, the bound is {tokens_bound(evidence):,}"

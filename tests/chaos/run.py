@@ -67,13 +67,14 @@ class Director:
             self._tick()
 
     def wait_for_workers(self) -> None:
-        """Until all workers have registered and hold nothing."""
+        """Until all workers have registered, and nothing waits or runs: not even poison."""
         deadline = time.monotonic() + _PATIENCE * self._arena.lease_s
         while time.monotonic() < deadline:
             self._tick()
             with suppress(redis.RedisError):
-                ready = {worker.status.get("pid") for worker in self._arena.broker.info().workers if not worker.busy}
-                if ready == set(self._arena.workers.pids):
+                info = self._arena.broker.info()
+                ready = {worker.status.get("pid") for worker in info.workers}
+                if ready == set(self._arena.workers.pids) and info.waiting == info.running == 0:
                     return
         self._arena.ledger.complain("not all workers came back, or not only they are registered")
 

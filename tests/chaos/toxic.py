@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from .counted_worker import POISON
+
 Ending = Literal["dead letter", "dead letter and error", "error"]
 
 
@@ -25,6 +27,12 @@ def draw_toxic(rng: random.Random, number: int) -> Toxic:
     request_id = f"toxic{number:05d}"
     make, ending = rng.choice(_KINDS)
     return Toxic(request_id, make(request_id, rng), ending)
+
+
+def poison(number: int) -> Toxic:
+    """A request that ends every worker that begins it."""
+    request_id = f"poison{number:05d}"
+    return Toxic(request_id, _with(request_id, prompt=chr(POISON)), "dead letter and error")
 
 
 def _with(request_id: str, **fields: object) -> bytes:

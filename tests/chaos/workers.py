@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .counted_worker import COUNTER
+from .counted_worker import COUNTER, POISONED
 
 _HERE = Path(__file__).parent
 _UNREACHABLE = 3  # exit code of a worker that finds no broker when it starts
@@ -29,7 +29,7 @@ _LEAVE_S = 30.0
 class _Life:
     process: subprocess.Popen[bytes]
     log: Path
-    allowed: set[int] = field(default_factory=lambda: {_UNREACHABLE})  # exit statuses that are no surprise
+    allowed: set[int] = field(default_factory=lambda: {_UNREACHABLE, POISONED})  # exit statuses that are no surprise
 
 
 class Workers:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.shared.broker import Claim
+from tokenmill.shared.keys import Keys
 from tokenmill.shared.protocol import Reply
 from tokenmill.worker.models import load_model
 from tokenmill.worker.runner import Runner
@@ -32,6 +33,14 @@ class GoodRequest:
     @property
     def streams(self) -> bool:
         return bool(self.fields.get("stream"))
+
+    @property
+    def times_out(self) -> bool:
+        return "timeout_ms" in self.fields
+
+    def list_in(self, keys: Keys) -> str:
+        """The list that a bare push of it goes to."""
+        return {"high": keys.high, "low": keys.low}.get(self.fields.get("priority", ""), keys.requests)
 
     def payload(self) -> bytes:
         """What a service in any language would push."""
@@ -61,7 +70,7 @@ def _draw_fields(rng: random.Random) -> dict[str, Any]:
     fields = _draw_plain(rng)
     kind = rng.random()
     if kind < 0.10:
-        fields["prompt"] = [rng.randrange(256) for _ in range(rng.randint(1, 60))]
+        fields["prompt"] = [rng.randrange(1, 256) for _ in range(rng.randint(1, 60))]
     elif kind < 0.20:
         fields["messages"] = [{"role": "user", "content": fields.pop("prompt")}]
     if rng.random() < 0.3:
@@ -70,6 +79,10 @@ def _draw_fields(rng: random.Random) -> dict[str, Any]:
         fields["stop"] = [rng.choice(("e", "a ", "th")), "qu"]
     if rng.random() < 0.2:
         fields["ignore_eos"] = True
+    if rng.random() < 0.25:
+        fields["priority"] = rng.choice(("high", "low"))
+    if rng.random() < 0.06:
+        fields["timeout_ms"] = rng.choice((150, 500, 600_000))
     return fields
 
 
