@@ -69,6 +69,7 @@ local function end_early(id, request, reason, ttl, problem)
   if request.payload and string.find(request.payload, '"prompt"%s*:%s*%[') then
     body = string.sub(body, 1, -2) .. ',"token_ids":[' .. ids .. ']}'
   end
+  request.fence = nil -- what a worker still says of it comes too late
   finish(id, request, reason, body, ttl)
 end
 

@@ -338,7 +338,7 @@ class Model:
     def end(self, request_id: str, reason: str) -> None:
         """The broker itself ends a request."""
         entry = self.entries[request_id]
-        entry.state, entry.text = reason, text_of(entry.tokens)
+        entry.state, entry.fence, entry.text = reason, 0, text_of(entry.tokens)
         self.clear(request_id)
 
     def clear(self, request_id: str) -> None:
