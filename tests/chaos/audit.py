@@ -73,6 +73,8 @@ def _invented(evidence: Evidence) -> Iterator[str]:
 def _wrong(evidence: Evidence) -> Iterator[str]:
     """Replies that differ from those of an undisturbed worker."""
     for request_id, request in evidence.accepted.items():
+        if request.expected is None:
+            continue
         for body in evidence.replies.get(request_id, [])[:1]:
             got = msgspec.json.decode(body, type=Answer)
             expected = msgspec.json.decode(msgspec.json.encode(request.expected), type=Answer)

@@ -18,6 +18,7 @@ from tokenmill.worker.runner import Runner
 
 Way = Literal["submit", "push"]
 _DISTINCT = 1000  # bodies; more requests than that share them
+_UNSEEDED = 0.3  # of the streams: where a worker that lost a request still gets a word in, reply and stream differ
 _NEVER = 1_000_000  # tokens between checkpoints
 
 
@@ -28,7 +29,7 @@ class GoodRequest:
     id: str
     fields: dict[str, Any]  # all but the id
     way: Way  # by the client, or by a bare RPUSH
-    expected: Reply
+    expected: Reply | None  # None: the worker that claims it draws the seed, so two claims give two texts
 
     @property
     def streams(self) -> bool:
@@ -52,12 +53,17 @@ def draw_requests(rng: random.Random, count: int, *, plain: bool, streams: float
     draw = _draw_plain if plain else _draw_fields
     bodies = [draw(rng) for _ in range(min(count, _DISTINCT))]
     replies = undisturbed(bodies)
-    requests = []
+    requests: list[GoodRequest] = []
     for number in range(count):
         which = rng.randrange(len(bodies))
-        fields = {**bodies[which], "stream": True} if rng.random() < streams else bodies[which]
+        fields = bodies[which]
+        expected: Reply | None = replies[which]
+        if rng.random() < streams:
+            fields = {**fields, "stream": True}
+            if rng.random() < _UNSEEDED:
+                fields, expected = {**fields, "temperature": 1.0, "seed": None}, None
         way: Way = "push" if rng.random() < 0.4 else "submit"
-        requests.append(GoodRequest(f"r{number:06d}", fields, way, replies[which]))
+        requests.append(GoodRequest(f"r{number:06d}", fields, way, expected))
     return requests
 
 
