@@ -29,6 +29,7 @@ _TICK_S = 0.02
 _TRY_AGAIN_S = 0.3
 _LOOK_S = 0.1  # between two looks at the replies
 _GIVEN_UP_S = 3.0  # the control: without a new reply for so long, no more will come
+_START_S = 30.0
 _PATIENCE = 30.0  # leases that the workers get to register again
 
 
@@ -119,6 +120,7 @@ def run(config: Config, folder: Path) -> Evidence:
         traffic = _traffic(config, plan, arena)
         stack.callback(traffic.stop)
         director = Director(plan, arena, traffic)
+        _wait_until_idle(arena)
         started = time.monotonic()
         traffic.start()
         director.disturb(config.limit_s or 3 * config.duration_s + 60)
@@ -130,6 +132,15 @@ def run(config: Config, folder: Path) -> Evidence:
         watcher.stop()
         arena.workers.leave()
         return gather(arena, struck=director.struck, posted=watcher.replies, took_s=took_s)
+
+
+def _wait_until_idle(arena: Arena) -> None:
+    """Until every worker waits at the broker, ours or the control's."""
+    deadline = time.monotonic() + _START_S
+    while arena.direct.info("clients")["blocked_clients"] < len(arena.workers):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the workers did not start")
+        time.sleep(_TICK_S)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ def test_nothing_is_lost_nothing_is_answered_twice_and_nothing_is_left_behind(tm
 
 
 def test_a_plain_blpop_worker_loses_requests(tmp_path: Path) -> None:
-    strikes = {"kill": 8, "swallow": 2}
-    config = Config(seed=3, duration_s=4.0, requests=80, strikes=strikes, delay_ms=4.0, streams=0.0, control=True)
+    strikes = {"kill": 4, "swallow": 2}
+    config = Config(seed=3, duration_s=3.0, requests=60, strikes=strikes, delay_ms=5.0, streams=0.0, control=True)
     assert audit(run(config, tmp_path)).count("lost") > 0
 
 
