@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import sys
@@ -48,6 +49,7 @@ def _counts(_ctx: click.Context, _option: click.Parameter, given: tuple[str, ...
 def main(requests: int | None, counts: dict[str, int], only: tuple[str, ...], **fields: Any) -> None:
     """Send requests to workers and break everything meanwhile; exit code 1 when a promise was broken."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
+    logging.disable(logging.WARNING)  # the clients tell of every outage
     strikes = usual_strikes(fields["duration_s"], counts)
     if only:
         strikes = {name: count for name, count in strikes.items() if name in only}
