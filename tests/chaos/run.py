@@ -44,11 +44,16 @@ class Director:
         self._looked_at = 0.0
         self._answered_at = time.monotonic()
 
+    @property
+    def _hopeless(self) -> bool:
+        """Whether something has broken already that no disturbance may break: what follows tells nothing more."""
+        return self._arena.workers.hopeless or bool(self._arena.ledger.problems)
+
     def disturb(self, limit_s: float) -> None:
         """Until all requests have been sent and all disturbances have come."""
         deadline = time.monotonic() + limit_s
         while self._traffic.sending or self._strikes or not self._arena.quiet:
-            if self._arena.workers.hopeless:
+            if self._hopeless:
                 return
             if time.monotonic() > deadline:
                 self._arena.ledger.complain(f"the run did not end within {limit_s:.0f} s")
@@ -63,7 +68,7 @@ class Director:
         deadline = time.monotonic() + limit_s
         while self._arena.ledger.owed or self._traffic.unread:
             given_up = self._arena.config.control and time.monotonic() - self._answered_at > _GIVEN_UP_S
-            if time.monotonic() > deadline or given_up or self._arena.workers.hopeless:
+            if time.monotonic() > deadline or given_up or self._hopeless:
                 return
             self._tick()
 
