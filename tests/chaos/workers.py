@@ -136,7 +136,7 @@ def our_worker(
     command = [sys.executable, "-P", str(_HERE / "counted_worker.py"), "worker", "--parent-pid", str(os.getpid())]
     command += ["--redis", url, "--queue", queue, "--model", f"toy:delay_ms={delay_ms}", "--slots", str(slots)]
     command += ["--lease-ms", str(lease_ms), "--checkpoint-tokens", str(checkpoint_tokens)]
-    return [*command, "--drain-grace", "2"]
+    return [*command, "--drain-grace", "0.3"]  # some requests outlast it
 
 
 def blpop_worker(url: str, queue: str, *, delay_ms: float) -> list[str]:
