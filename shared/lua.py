@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 _SHARED = ("_prelude", "_endings", "_pushes")
+_LOADS = 3  # the broker may restart, and forget, between a load and the call
 
 
 @cache
@@ -29,8 +30,9 @@ def run(client: redis.Redis, name: str, keys: Iterable[str], args: Iterable[str 
     """Run a script in one round trip, or three after the broker has lost it: every script may be sent again."""
     keys = tuple(keys)
     call: Any = (_sha1(name), len(keys), *keys, *args)
-    try:
-        return client.evalsha(*call)
-    except redis.exceptions.NoScriptError:
-        client.script_load(source(name))
-        return client.evalsha(*call)
+    for _ in range(_LOADS):
+        try:
+            return client.evalsha(*call)
+        except redis.exceptions.NoScriptError:
+            client.script_load(source(name))
+    return client.evalsha(*call)
