@@ -19,7 +19,7 @@ from tokenmill.producer.client import Client
 from tokenmill.producer.request import IdInUseError
 from tokenmill.shared.errors import TokenmillError
 
-from .arena import Arena
+from .arena import Action, Arena
 from .proxy import FAULTS, Fault
 from .toxic import Toxic, draw_toxic, poison
 from .workload import GoodRequest
@@ -86,6 +86,21 @@ def send_again(arena: Arena) -> bool:
     return _send(arena, arena.rng.choice(known[-50:] if arena.rng.random() < 0.5 else known))
 
 
+def send_under_known_key(arena: Arena) -> bool:
+    """An accepted request under another id and its idempotency key: the client is given the first id."""
+    known = [request for request in arena.ledger.accepted.values() if "idempotency_key" in request.fields]
+    if not known:
+        return False
+    request = arena.rng.choice(known)
+    try:
+        given = Client(arena.broker).submit(id=f"{request.id}-again", when_full="raise", **request.fields)
+    except TokenmillError:
+        return False
+    if given != request.id:
+        arena.ledger.complain(f"{request.id}: its idempotency key gave {given}")
+    return True
+
+
 def send_conflicting(arena: Arena) -> bool:
     """Another body under the id of a request that a client has enqueued: the first one counts."""
     known = [request for request in arena.ledger.accepted.values() if request.way == "submit"]
@@ -117,7 +132,17 @@ def suspend_queue(arena: Arena) -> bool:
         arena.broker.suspend()
     except TokenmillError:
         return False
-    arena.later(arena.rng.uniform(0.3, 2.0), partial(_resume_queue, arena))
+    arena.later(arena.rng.uniform(0.3, 2.0), partial(_insist, arena, arena.broker.resume))
+    return True
+
+
+def limit_queue(arena: Arena) -> bool:
+    """For a while the queue takes a few requests at a time: clients come back, bare pushes pass."""
+    try:
+        arena.broker.set_limits(arena.rng.randint(1, 8), arena.rng.choice((0, 200)))
+    except TokenmillError:
+        return False
+    arena.later(arena.rng.uniform(0.3, 2.0), partial(_insist, arena, partial(arena.broker.set_limits, 0, 0)))
     return True
 
 
@@ -156,6 +181,8 @@ DISTURBANCES: dict[str, Disturbance] = {
     "conflict": Disturbance(6, send_conflicting),
     "cancel": Disturbance(20, cancel_request),
     "suspend": Disturbance(1, suspend_queue),
+    "limit": Disturbance(1, limit_queue),
+    "key": Disturbance(6, send_under_known_key),
     "toxic": Disturbance(20, push_toxic),
     "poison": Disturbance(1, push_poison),
 }
@@ -170,13 +197,14 @@ def calm(arena: Arena) -> None:
     arena.server.wait_ready()
     arena.direct.config_set("maxmemory", 0)
     arena.broker.resume()
+    arena.broker.set_limits(0, 0)
 
 
-def _resume_queue(arena: Arena) -> None:
+def _insist(arena: Arena, action: Action) -> None:
     try:
-        arena.broker.resume()
+        action()
     except TokenmillError:
-        arena.later(0.1, partial(_resume_queue, arena))
+        arena.later(0.1, partial(_insist, arena, action))
 
 
 def _free_memory(arena: Arena) -> None:
@@ -190,7 +218,7 @@ def _send(arena: Arena, request: GoodRequest) -> bool:
         if arena.rng.random() < 0.5:
             arena.direct.rpush(request.list_in(arena.broker.keys), request.payload())
         else:
-            Client(arena.broker).submit(id=request.id, **request.fields)
+            Client(arena.broker).submit(id=request.id, when_full="raise", **request.fields)
     except IdInUseError:
         return True  # that is the answer to another body
     except (redis.RedisError, TokenmillError):

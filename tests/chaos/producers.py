@@ -19,6 +19,7 @@ from .workload import GoodRequest
 _PRODUCERS = 6
 _READERS = 8
 _RETRY_S = 0.1
+_SEND_S = 2.0
 _SOCKET_TIMEOUT_S = 3.0  # a producer stuck on a half-open connection must not hold up the plan for long
 _READ_S = 1.0
 
@@ -110,7 +111,7 @@ class Traffic:
                 if request.way == "push":
                     direct.rpush(request.list_in(client.broker.keys), request.payload())
                 else:
-                    client.submit(id=request.id, **request.fields)
+                    client.submit(id=request.id, when_full="raise", timeout=_SEND_S, **request.fields)
             except (redis.RedisError, TokenmillError):
                 self._stopping.wait(_RETRY_S)
             else:

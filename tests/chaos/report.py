@@ -45,6 +45,7 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "overdue", f"{stats.get('finished_deadline', 0):,} ended at their deadline"
     yield "suspected", f"{stats.get('suspected', 0):,} after two crashes; {evidence.dead_letters:,} dead letters"
     yield "duplicates", f"{stats.get('duplicates', 0):,} pushes dropped"
+    yield "refused", f"{stats.get('full', 0):,} times by a full queue"
     if not evidence.config.control:
         twice = f"{tokens_twice(evidence):,}, the bound is {tokens_bound(evidence):,}"
         yield "output tokens", f"{evidence.generated:,}; generated twice {twice}"

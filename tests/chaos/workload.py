@@ -63,6 +63,8 @@ def draw_requests(rng: random.Random, count: int, *, plain: bool, streams: float
             if rng.random() < _UNSEEDED:
                 fields, expected = {**fields, "temperature": 1.0, "seed": None}, None
         way: Way = "push" if rng.random() < 0.4 else "submit"
+        if way == "submit" and not plain and rng.random() < 0.1:
+            fields = {**fields, "idempotency_key": f"key{number:06d}"}
         requests.append(GoodRequest(f"r{number:06d}", fields, way, expected))
     return requests
 
