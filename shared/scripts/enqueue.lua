@@ -6,6 +6,7 @@
 -- the first one's. The payload waits in the list alone; the request holds its hash.
 local id, payload, stream, priority, timeout = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local cost, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local list = assert(LISTS[priority], 'no such priority')
 local RETRY_AFTER = 1000
 
 local meta = read_hash(META, 'max_depth', 'max_queued_tokens', 'queued_tokens', 'husks')
@@ -15,13 +16,10 @@ local function answer(status, state, about)
   return { status, state, waiting, about or id, queued_tokens, status == 'full' and RETRY_AFTER or 0 }
 end
 
--- The counters of new requests are right even after somebody has deleted the lists.
-local function recount()
-  if (meta.queued_tokens or meta.husks) and redis.call('EXISTS', HIGH, REQUESTS, LOW) == 0 then
-    redis.call('HDEL', META, 'queued_tokens', 'husks')
-    waiting, queued_tokens = depth(), 0
-  end
-end
+-- After somebody has deleted the lists the counters of new requests are wrong. They are put right further down: at maxmemory
+-- the first write decides whether the script may go on, so it must be one that needs memory.
+local counters_lie = (meta.queued_tokens or meta.husks) and redis.call('EXISTS', HIGH, REQUESTS, LOW) == 0
+if counters_lie then waiting, queued_tokens = waiting + tonumber(meta.husks or 0), 0 end
 
 local function is_full()
   local max_depth, max_tokens = tonumber(meta.max_depth or 0), tonumber(meta.max_queued_tokens or 0)
@@ -40,7 +38,6 @@ end
 local sha1 = redis.sha1hex(payload)
 local known = read(id, 'state', 'sha1', 'cancelled')
 if known.state then return answer(known.sha1 == sha1 and 'duplicate' or 'conflict', known.state) end
-recount()
 if is_full() then
   count('full')
   return answer('full', '')
@@ -52,6 +49,7 @@ if key ~= '' then
   request.kept_until = integer(now + key_ttl)
 end
 count('enqueued')
+if counters_lie then redis.call('HDEL', META, 'queued_tokens', 'husks') end
 write_layout()
 if known.cancelled then -- before it came
   end_early(id, request, 'cancelled', tonumber(known.cancelled))
@@ -63,6 +61,6 @@ if cost > 0 then
 end
 create(id, request, timeout > 0 and timeout or nil)
 if priority ~= 'normal' then poke() end
-redis.call('RPUSH', LISTS[priority], payload)
+redis.call('RPUSH', list, payload)
 waiting = waiting + 1
 return answer('ok', 'waiting')

@@ -9,10 +9,11 @@ local FIRST, WIDTH = 4, 2
 local lost = {}
 
 local function renew_one(id, fence)
-  local request = read(id, 'state', 'fence', 'cancelled', 'due')
+  local request = read(id, 'state', 'fence', 'cancelled', 'due', 'alone')
   local why = 'fenced'
   if request.state == 'running' and request.fence == fence then
     redis.call('ZADD', LEASES, 'XX', integer(now + lease), id)
+    if request.alone and redis.call('GET', SOLO) == worker then redis.call('PEXPIRE', SOLO, lease) end
     why = called_off(request)
   end
   if why then

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tokenmill.shared.broker import Broker
+from tokenmill.shared.errors import TokenmillError
 
 from .driver import Worker, body
 
@@ -113,3 +114,9 @@ def test_the_age_is_that_of_the_next_in_line_whatever_list_it_is_on(broker: Brok
     assert (broker.info().oldest_age_ms or 0) > 1_000_000_000
     broker.enqueue("a", body("a"))
     assert (broker.info().oldest_age_ms or 0) < 60_000
+
+
+def test_a_priority_that_cannot_be_is_refused_and_leaves_nothing_behind(broker: Broker, client: Any) -> None:
+    with pytest.raises(TokenmillError, match="no such priority"):
+        broker.enqueue("a", body("a"), priority="urgent")  # type: ignore[arg-type]
+    assert client.keys(f"{broker.keys.meta.removesuffix('meta')}*") == []

@@ -11,7 +11,7 @@ import pytest
 from tokenmill.shared.broker import Broker, Checkpoint, Claim
 from tokenmill.shared.protocol import Reply
 
-from .driver import Worker, body
+from .driver import LEASE_MS, Worker, body
 
 Crash = Callable[..., list[Claim]]
 
@@ -127,6 +127,16 @@ def test_a_worker_that_holds_requests_gets_nothing_until_it_is_empty(
     assert [claim.id for claim in make_worker("other").claim()] == ["waiting"]
     busy.finish(running)
     assert [claim.id for claim in busy.claim()] == ["suspect"]
+
+
+def test_a_worker_keeps_its_place_while_the_suspect_runs(
+    broker: Broker, crash: Crash, client: Any, worker: Worker
+) -> None:
+    make_suspects(broker, crash, "suspect")
+    claim = worker.claim_one()
+    client.pexpire(broker.keys.solo, 10_000)
+    broker.renew("w", [("suspect", claim.fence)], lease_ms=LEASE_MS, status=b"{}")
+    assert 10_000 < client.pttl(broker.keys.solo) <= LEASE_MS
 
 
 def test_a_leaving_worker_leaves_the_place_beside_suspects_to_another(
