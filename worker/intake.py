@@ -13,22 +13,6 @@ from tokenmill.worker.models.tokenizer import Tokenizer
 
 _decoder = msgspec.json.Decoder(Request)
 
-SAMPLED_FIELDS = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "seed",
-    "ignore_eos",
-    "include_stop",
-)  # the fields that a request and the engine's parameters share
-
 
 class RejectedError(Exception):
     """This request cannot be served; the message is for the one who sent it."""
@@ -98,5 +82,17 @@ def _params(request: Request) -> GenerationParams:
     return GenerationParams(
         stop_token_ids=tuple(request.stop_token_ids),
         logit_bias=logit_bias,
-        **{field: getattr(request, field) for field in SAMPLED_FIELDS},
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logprobs=request.logprobs,
+        seed=request.seed,
+        ignore_eos=request.ignore_eos,
+        include_stop=request.include_stop,
     )

@@ -19,22 +19,19 @@ MAX_LOGIT_BIASES: Final = 1024
 
 _NONE: Final = ()
 _INTEGERS: Final = (("max_tokens", 1), ("min_tokens", 0), ("top_k", 0))
-_NUMBERS: Final[tuple[tuple[str, Callable[[float], bool], str], ...]] = (
-    ("temperature", lambda x: 0 <= x < math.inf, "a number of at least 0"),
-    ("top_p", lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
-    ("min_p", lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-    ("repetition_penalty", lambda x: 0 < x < math.inf, "a number above 0"),
-    ("presence_penalty", math.isfinite, "a finite number"),
-    ("frequency_penalty", math.isfinite, "a finite number"),
+_NUMBERS: Final[
+    tuple[tuple[str, float, Callable[[float], bool], str], ...]
+] = (  # name, neutral, whether it holds, rule
+    ("temperature", 0.0, lambda x: 0 <= x < math.inf, "a number of at least 0"),
+    ("top_p", 1.0, lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
+    ("min_p", 0.0, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    ("repetition_penalty", 1.0, lambda x: 0 < x < math.inf, "a number above 0"),
+    ("presence_penalty", 0.0, math.isfinite, "a finite number"),
+    ("frequency_penalty", 0.0, math.isfinite, "a finite number"),
 )
 _NEED_LOGITS: Final[tuple[tuple[str, Any], ...]] = (
-    ("temperature", 0.0),
+    *((name, neutral) for name, neutral, _, _ in _NUMBERS),
     ("top_k", 0),
-    ("top_p", 1.0),
-    ("min_p", 0.0),
-    ("repetition_penalty", 1.0),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
     ("logit_bias", {}),
     ("logprobs", None),
 )
@@ -64,9 +61,9 @@ class GenerationParams:
     def __post_init__(self) -> None:
         for name, least in _INTEGERS:
             _check_integer(name, getattr(self, name), least)
-        for name, holds, rule in _NUMBERS:
+        for name, neutral, holds, rule in _NUMBERS:
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and holds(value)):
+            if value != neutral and not (isinstance(value, int | float) and holds(value)):
                 raise ValueError(f"{name} must be {rule}, not {value!r}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
@@ -124,7 +121,7 @@ def token_array(name: str, tokens: Any, vocab_size: int | None) -> NDArray[np.in
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name} must be a flat list of integer token ids")
     limit = MAX_INT if vocab_size is None else vocab_size
-    if array.min() < 0 or array.max() >= limit:
+    if np.maximum.reduce(array.astype(np.uint64)) >= limit:  # unsigned, a negative id is above the limit too
         wrong = next(token for token in array.tolist() if not 0 <= token < limit)
         raise ValueError(f"{name}: {wrong} is not a token id of this model (0 to {limit - 1})")
     return array.astype(np.int32)
