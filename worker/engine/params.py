@@ -19,9 +19,8 @@ MAX_LOGIT_BIASES: Final = 1024
 
 _NONE: Final = ()
 _INTEGERS: Final = (("max_tokens", 1), ("min_tokens", 0), ("top_k", 0))
-_NUMBERS: Final[
-    tuple[tuple[str, float, Callable[[float], bool], str], ...]
-] = (  # name, neutral, whether it holds, rule
+# Name, neutral value, whether another value holds, and the rule in words.
+_NUMBERS: Final[tuple[tuple[str, float, Callable[[float], bool], str], ...]] = (
     ("temperature", 0.0, lambda x: 0 <= x < math.inf, "a number of at least 0"),
     ("top_p", 1.0, lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
     ("min_p", 0.0, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
