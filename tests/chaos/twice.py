@@ -20,6 +20,7 @@ from .report import report, tokens_bound, tokens_twice
 from .run import run
 
 _NEVER = 1_000_000  # tokens between two checkpoints
+_SETTLE_S = 300.0  # without checkpoints nothing clears the charge of a crash: suspects are run one after another
 _PER_SECOND = 40  # requests: more than the workers can serve, so that all slots run when a kill comes
 
 
@@ -38,6 +39,7 @@ def main(kills: int, seed: int, checkpoint_tokens: int) -> None:
         strikes={"kill": kills},
         checkpoint_tokens=checkpoint_tokens,
         streams=0.0,
+        settle_s=_SETTLE_S,
     )
     ok = True
     click.echo(f"{'checkpoints':<20}{'kills':>8}{'taken back':>12}{'output tokens':>15}{'twice':>8}{'bound':>8}")
@@ -45,9 +47,9 @@ def main(kills: int, seed: int, checkpoint_tokens: int) -> None:
         with tempfile.TemporaryDirectory(prefix="tokenmill-chaos-") as folder:
             evidence = run(dataclasses.replace(config, checkpoint_tokens=every), Path(folder))
         verdict, twice, bound = audit(evidence), tokens_twice(evidence), tokens_bound(evidence)
-        if not verdict.ok:
+        if every != _NEVER and not (verdict.ok and twice <= bound):
             click.echo("\n".join(report(evidence, verdict)), err=True)
-        ok = ok and verdict.ok and twice <= bound
+            ok = False
         click.echo(
             f"{name:<20}{evidence.struck['kill']:>8,}{evidence.stats['reclaimed']:>12,}{evidence.generated:>15,}"
             f"{twice:>8,}{bound if every < _NEVER else '–':>8}"  # noqa: RUF001
