@@ -326,8 +326,10 @@ class LifeCycle(RuleBasedStateMachine):
         for request_id in self.model.running():
             self.client.zadd(keys.leases, {request_id: 1}, xx=True)
         self.broker.reclaim(limit=100, lease_ms=LEASE_MS, reply_ttl_ms=TTL_MS)
-        ack = 0
+        ack, turns = 0, 0
         while self.broker.info().waiting or self.client.lrange(keys.requests, 0, -1) not in ([], [POKE]):
+            turns += 1
+            assert turns < 1000, "the queue never empties"
             answer = self.last_exchange(last, ack, [])
             ended = [
                 Finish(c.id, c.fence, "stop", f"{c.id} {c.fence}".encode(), len(c.token_ids), [], "")
