@@ -21,7 +21,7 @@ from tokenmill.producer.summary import Tally
 from tokenmill.producer.workplace import Workplace, workplace
 from tokenmill.shared import log
 from tokenmill.shared.broker import WorkerInfo
-from tokenmill.shared.errors import UsageError
+from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 
 POLL_S = 0.05
 LOOK_S = 0.5  # between two looks at the workers
@@ -58,6 +58,7 @@ def run_batch(
 
 def _answer(file: RequestFile, size: Size, out: BinaryIO, place: Workplace, screen: Display) -> Outcome:
     feed, tally, meter = Feed(place.broker, file.requests()), Tally(), Meter(size)
+    workers: Sequence[WorkerInfo] = []
     started = looked = time.monotonic()
     try:
         while not feed.done:
@@ -70,16 +71,28 @@ def _answer(file: RequestFile, size: Size, out: BinaryIO, place: Workplace, scre
             if time.monotonic() - looked >= LOOK_S:
                 looked = time.monotonic()
                 place.check()
-                snapshot = meter.measure(feed, place.workers())
+                workers = _workers(place, workers)
+                snapshot = meter.measure(feed, workers)
                 feed.window = max(WINDOW, 2 * snapshot.slots)
                 screen.show(snapshot)
     except KeyboardInterrupt:
-        _logger.warning("interrupted: %d of %d requests are answered", feed.answered, size.requests)
+        cancelled = feed.cancel()
+        _logger.warning(
+            "interrupted: %d of %d requests are answered, %d are cancelled", feed.answered, size.requests, cancelled
+        )
         raise
     seconds = time.monotonic() - started
-    at_end = place.workers()
-    screen.show(meter.measure(feed, at_end))
-    return Outcome(tally, seconds, at_end)
+    workers = _workers(place, workers)
+    screen.show(meter.measure(feed, workers))
+    return Outcome(tally, seconds, workers)
+
+
+def _workers(place: Workplace, before: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
+    """The workers as they are, or as they were: it is the feed that waits for a broker that is away, and says so."""
+    try:
+        return place.workers()
+    except BrokerUnreachableError:
+        return before
 
 
 def _tell_ready(model: str) -> Callable[[int, int], None]:

@@ -23,7 +23,8 @@ def run(source: str, output: str, **where: Any) -> None:
     """Answer a JSONL file of requests.
 
     Each line of IN.jsonl (- is stdin) holds a "prompt" or "messages", any sampling field, and an "id" if you like. The
-    replies come in the same order. Without --redis the command brings its own broker and workers.
+    replies come in the same order. Without --redis the command brings its own broker and workers. Ctrl-C cancels what
+    is not answered.
     """
     from tokenmill.producer.batch import run_batch
 
@@ -52,10 +53,13 @@ def demo(prompts: str | None, output: str, **size: Any) -> None:
 @option("queue")
 @extra_option("chat", is_flag=True, help="Send TEXT as the user's turn of a chat.")
 @extra_option("stream", is_flag=True, help="Print the text as it is made.")
-@extra_option("no_wait", is_flag=True, help="Print the id and do not wait for the reply.")
+@extra_option("no_wait", is_flag=True, help="Print the id and wait for nothing, not even for room in a full queue.")
 @extra_option("json", is_flag=True, help="Print the whole reply as JSON.")
 @extra_option("timeout_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to wait for the reply.")
 @extra_option("id", help="Id of the request; a random one by default.")
+@extra_option("priority", type=click.Choice(["high", "normal", "low"]), help="Whose turn comes more often.")
+@extra_option("timeout_ms", type=int, help="Milliseconds until the request ends with what it has by then.")
+@extra_option("idempotency_key", metavar="KEY", help="The same request under the same key is one, with one reply.")
 @extra_option("max_tokens", type=int, help="Output tokens at most.")
 @extra_option("min_tokens", type=int, help="Output tokens before any stop counts.")
 @extra_option("temperature", type=float, help="Randomness; 0 always takes the likeliest token.")
@@ -73,7 +77,7 @@ def demo(prompts: str | None, output: str, **size: Any) -> None:
 def enqueue(text: str, **given: Any) -> None:
     """Send one request and print its reply.
 
-    TEXT is the prompt; - reads it from stdin.
+    TEXT is the prompt; - reads it from stdin. Ctrl-C cancels the request.
     """
     from tokenmill.producer.enqueue import Show, enqueue_text
 
@@ -92,3 +96,25 @@ def info(redis: str | None, queue: str, json: bool) -> None:
     from tokenmill.producer.info import show_info
 
     show_info(redis, queue, as_json=json)
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@option("redis")
+@option("queue")
+def cancel(ids: tuple[str, ...], redis: str | None, queue: str) -> None:
+    """Cancel requests; each is answered with what it has so far.
+
+    One that is finished or unknown is left alone, and that is no error.
+    """
+    from tokenmill.producer.workplace import open_broker
+
+    fates = {
+        "cancelled": "cancelled",
+        "signalled": "cancelled: its worker ends it",
+        "remembered": "unknown: cancelled should it come",
+    }
+    broker = open_broker(redis, queue)
+    for request_id in ids:
+        fate = broker.cancel(request_id)
+        click.echo(f"{request_id}: {fates.get(fate, f'finished before ({fate})')}")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import click
 import msgspec
 
-from tokenmill.producer.client import Client
+from tokenmill.producer.client import Client, WhenFull
 from tokenmill.producer.workplace import SharedQueue, open_broker
-from tokenmill.shared.errors import TokenmillError, UsageError
+from tokenmill.shared.errors import BrokerUnreachableError, TokenmillError, UsageError
 from tokenmill.shared.protocol import Reply
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,21 @@ def enqueue_text(
     broker = open_broker(redis, queue)
     client = Client(broker)
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-    request_id = client.submit(**prompt, stream=show.stream, **params)
+    started = time.monotonic()
+    when_full: WhenFull = "raise" if show.no_wait else "wait"
+    request_id = client.submit(**prompt, stream=show.stream, when_full=when_full, timeout=timeout_s, **params)
     if show.no_wait:
         click.echo(request_id)
         return
     SharedQueue(broker).check()
-    reply = _stream(client, request_id, timeout_s, show) if show.stream else client.wait(request_id, timeout_s)
+    left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
+    try:
+        reply = _stream(client, request_id, left_s, show) if show.stream else client.wait(request_id, left_s)
+    except KeyboardInterrupt:
+        with suppress(BrokerUnreachableError):
+            broker.cancel(request_id)
+            _logger.warning("interrupted: request `%s` is cancelled", request_id)
+        raise
     if show.json:
         click.echo(msgspec.json.encode(reply))
     elif not show.stream:

@@ -9,6 +9,7 @@ import msgspec
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from tokenmill.producer.workplace import open_broker
 from tokenmill.shared.broker import QueueInfo, WorkerInfo
@@ -33,14 +34,33 @@ def as_dict(info: QueueInfo) -> dict[str, Any]:
 
 
 def as_text(queue: str, info: QueueInfo) -> Group:
-    """The info as a line, a table of workers, and the counters."""
+    """The info as a few lines, a table of workers, and the counters."""
+    lines = [f"queue {queue}: {_waiting(info)}, {info.running} running"]
+    if info.suspended:
+        lines.append(f"suspended: no worker begins anything until `tokenmill queue resume --queue {queue}`")
+    if info.max_depth:
+        lines.append(f"limit: {info.max_depth} waiting requests")
+    if info.max_queued_tokens:
+        lines.append(f"limit: {info.max_queued_tokens} queued tokens, {info.queued_tokens} are queued")
+    if info.dead:
+        lines.append(f"dead letters: {info.dead}, see `tokenmill dead list --queue {queue}`")
+    if info.model:
+        lines.append(f"model: {info.model}")
+    parts = [Text(line) for line in lines]
+    counters = "since the queue began: " + ", ".join(f"{n} {name}" for name, n in sorted(info.stats.items()))
+    workers = _workers(info.workers) if info.workers else "no worker is alive"
+    return Group(*parts, workers, *([counters] if info.stats else []))
+
+
+def _waiting(info: QueueInfo) -> str:
     age = "" if info.oldest_age_ms is None else f" (the oldest for {info.oldest_age_ms / 1000:.1f} s)"
-    resume = f", {info.resume} of them begun before" if info.resume else ""
-    lines = [f"queue {queue}: {info.waiting} waiting{age}{resume}, {info.running} running"]
-    parts = [*lines, _workers(info.workers) if info.workers else "no worker is alive"]
-    if info.stats:
-        parts.append("since the queue began: " + ", ".join(f"{n} {name}" for name, n in sorted(info.stats.items())))
-    return Group(*parts)
+    kinds = [
+        (info.high, "of high priority"),
+        (info.low, "of low priority"),
+        (info.resume, "begun before"),
+        (info.suspects, "suspected of crashing workers"),
+    ]
+    return f"{info.waiting} waiting{age}" + "".join(f", {count} {what}" for count, what in kinds if count)
 
 
 def _workers(workers: list[WorkerInfo]) -> Table:

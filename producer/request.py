@@ -1,4 +1,4 @@
-"""Requests as producers check them: everything that is wrong is found here, before the queue, and told in one line."""
+"""Requests as producers check and send them: what is wrong is found here, before the queue, and told in one line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from typing import Any
 import msgspec
 
 from tokenmill.shared.broker import Broker
-from tokenmill.shared.errors import UsageError
+from tokenmill.shared.errors import TokenmillError, UsageError
 from tokenmill.shared.protocol import StrictRequest
 from tokenmill.shared.settings import DEFAULTS
 
+_BYTES_PER_TOKEN = 4  # of text, roughly: producers have no tokenizer
+
 
 class IdInUseError(UsageError):
-    """The id belongs to another request, or to one that was answered and whose reply is gone."""
+    """The id, or the idempotency key, belongs to another request, or to one whose reply is gone."""
+
+
+class QueueFullError(TokenmillError):
+    """The queue takes no more for now; ``retry_after`` says in how many seconds to try again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 def check_request(fields: Mapping[str, Any]) -> StrictRequest:
@@ -34,13 +44,49 @@ def encode(request: StrictRequest) -> bytes:
     return msgspec.json.encode(request)
 
 
-def send(broker: Broker, request: StrictRequest) -> None:
-    """Put the request on the queue, once however often it is sent; raises IdInUseError."""
-    status, state, _ = broker.enqueue(request.id, encode(request), stream=request.stream)
-    if status == "conflict":
+def send(broker: Broker, request: StrictRequest) -> str:
+    """Put the request on the queue, once however often it is sent; returns the id whose reply answers it.
+
+    That is its own id, but under a known idempotency key the first request's. Raises IdInUseError and QueueFullError.
+    """
+    answer = broker.enqueue(
+        request.id,
+        encode(request),
+        stream=request.stream,
+        priority=request.priority,
+        timeout_ms=request.timeout_ms,
+        cost=cost(request),
+        idempotency_key=request.idempotency_key,
+    )
+    if answer.status == "full":
+        retry_after = answer.retry_after_ms / 1000
+        raise QueueFullError(
+            f"the queue is full ({answer.depth} requests and {answer.queued_tokens} tokens are waiting): "
+            f"try again in {retry_after:g} s",
+            retry_after,
+        )
+    if answer.status == "conflict" and answer.id != request.id:
+        raise IdInUseError(f"idempotency_key: another request was sent under `{request.idempotency_key}`")
+    if answer.status == "conflict":
         raise IdInUseError(f"id: another request has the id `{request.id}` already; choose another one")
-    if status == "duplicate" and state not in ("waiting", "running") and broker.read_replies([request.id]) == [None]:
-        raise IdInUseError(f"id: request `{request.id}` was answered before and its reply is gone; choose another id")
+    if (
+        answer.status == "duplicate"
+        and answer.state not in ("waiting", "running")
+        and broker.read_replies([answer.id]) == [None]
+    ):
+        raise IdInUseError(f"id: request `{answer.id}` was answered before and its reply is gone; choose another id")
+    return answer.id
+
+
+def cost(request: StrictRequest) -> int:
+    """Tokens that a request may take, prompt and output, guessed where only a tokenizer would know."""
+    if isinstance(request.messages, list):
+        prompt = sum(len(message.content.encode()) for message in request.messages) // _BYTES_PER_TOKEN
+    elif isinstance(request.prompt, str):
+        prompt = len(request.prompt.encode()) // _BYTES_PER_TOKEN
+    else:
+        prompt = len(request.prompt) if isinstance(request.prompt, list) else 0
+    return prompt + request.max_tokens
 
 
 def explain(error: Exception) -> str:

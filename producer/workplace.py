@@ -27,7 +27,7 @@ class Workplace(Protocol):
 
 
 class SharedQueue:
-    """A queue whose workers are somebody else's: when there are none, it says so once and waits."""
+    """A queue whose workers are somebody else's: when none of them will come, it says so once."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -38,10 +38,18 @@ class SharedQueue:
         return self.broker.info().workers
 
     def check(self) -> None:
-        """Warn when no worker is alive."""
-        if not self._warned and not self.workers():
-            self._warned = True
-            queue = self.broker.keys.queue
+        """Warn when no worker is alive, or none may begin anything."""
+        if self._warned:
+            return
+        try:
+            info = self.broker.info()
+        except BrokerUnreachableError:  # told by whoever waits for a reply
+            return
+        queue = self.broker.keys.queue
+        self._warned = info.suspended or not info.workers
+        if info.suspended:
+            _logger.warning("queue `%s` is suspended; to go on: tokenmill queue resume --queue %s", queue, queue)
+        elif not info.workers:
             _logger.warning(
                 "no worker is alive on queue `%s`; waiting for one: tokenmill worker --queue %s", queue, queue
             )

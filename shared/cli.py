@@ -42,9 +42,16 @@ def _load(verb: EntryPoint) -> click.Command:
         command: click.Command = verb.load()
     except Exception as error:
         return _broken(verb, error)
-    if not any(isinstance(p, click.Option) and "--verbose" in p.opts for p in command.params):
-        verbosity(command)  # so that -v is understood on both sides of the verb
+    _add_verbosity(command)
     return command
+
+
+def _add_verbosity(command: click.Command) -> None:
+    """Let ``-v`` be understood on both sides of the verb, and of the verbs below it."""
+    if not any(isinstance(p, click.Option) and "--verbose" in p.opts for p in command.params):
+        verbosity(command)
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_verbosity(below)
 
 
 def _broken(verb: EntryPoint, error: Exception) -> click.Command:

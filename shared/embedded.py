@@ -60,6 +60,11 @@ class EmbeddedBroker:
     ) -> None:
         self._stop()
 
+    @property
+    def running(self) -> bool:
+        """Whether the server is still there."""
+        return self._process.poll() is None
+
     def _stop(self) -> None:
         self._process.communicate()  # closes our end of the pipe and waits
 

@@ -13,7 +13,7 @@ from typing import Self
 from tokenmill.shared import log
 from tokenmill.shared.broker import Broker, WorkerInfo, connect
 from tokenmill.shared.embedded import EmbeddedBroker
-from tokenmill.shared.errors import ModelLoadError, TokenmillError, UsageError
+from tokenmill.shared.errors import BrokerUnreachableError, ModelLoadError, TokenmillError, UsageError
 from tokenmill.shared.subprocesses import ERROR_PREFIX, WorkerProcess, describe_exit, processors, worker_argv
 
 STOP_GRACE_S = 2.0  # idle workers end at once; what still runs has nobody left to read it
@@ -56,7 +56,8 @@ class LocalPool:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            url = stack.enter_context(EmbeddedBroker()).url
+            self._embedded = stack.enter_context(EmbeddedBroker())
+            url = self._embedded.url
             self.broker = Broker(connect(url), self._queue)
             stack.callback(self._stop)
             argv = self._argv("-v" if log.is_verbose() else "-q", "--redis", url, *self._options)
@@ -97,6 +98,8 @@ class LocalPool:
 
     def check(self) -> None:
         """Pass on what the workers say, and start crashed ones again; raises when none is left or none can work."""
+        if not self._embedded.running:
+            raise BrokerUnreachableError("the private broker has ended, with all that was in it: run the command again")
         for number, worker in enumerate(self._workers, start=1):
             status = worker.ended()
             for line in worker.new_lines():

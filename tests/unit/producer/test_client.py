@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.producer.client import Client, NoReplyError
-from tokenmill.producer.request import IdInUseError
+from tokenmill.producer.client import Client, NoReplyError, ReplyGoneError
+from tokenmill.producer.request import IdInUseError, QueueFullError
 from tokenmill.shared.broker import TokenEntry
-from tokenmill.shared.errors import UsageError
+from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 
 from .fakes import FakeBroker, make_reply
 
@@ -19,7 +19,7 @@ def broker() -> FakeBroker:
 
 @pytest.fixture
 def client(broker: FakeBroker) -> Client:
-    return Client(broker.as_broker(), clock=broker.clock)
+    return Client(broker.as_broker(), clock=broker.clock, sleep=broker.sleep)
 
 
 def entry(number: int, text: str, end: str | None = None) -> TokenEntry:
@@ -74,7 +74,7 @@ def test_wait_gives_the_reply(client: Client, broker: FakeBroker) -> None:
 
 
 def test_wait_gives_up_in_time_and_says_that_the_request_stays(client: Client, broker: FakeBroker) -> None:
-    with pytest.raises(NoReplyError, match=r"no reply to request `a` within 2\.5 s; it stays on the queue"):
+    with pytest.raises(NoReplyError, match="no reply to request `a` in time; it stays on the queue"):
         client.wait("a", 2.5)
     assert broker.now == pytest.approx(2.5)
 
@@ -117,3 +117,121 @@ def test_a_stream_gives_up_in_time(client: Client, broker: FakeBroker) -> None:
     with pytest.raises(NoReplyError, match="did not finish in time"):
         list(client.stream("Hi", timeout=3))
     assert broker.now == pytest.approx(3)
+
+
+def test_submit_tells_the_broker_what_it_goes_by(client: Client, broker: FakeBroker) -> None:
+    client.submit("x" * 40, id="a", max_tokens=5, priority="low", timeout_ms=900)
+    assert broker.options["a"] == {"stream": False, "priority": "low", "timeout_ms": 900, "cost": 15}
+    client.submit([1, 2, 3], id="b", max_tokens=5)
+    client.submit(messages=[{"role": "user", "content": "x" * 8}], id="c", max_tokens=5, stream=True)
+    assert (broker.options["b"]["cost"], broker.options["c"]["cost"]) == (8, 7)
+    assert broker.options["c"]["stream"]
+
+
+def test_the_same_idempotency_key_gives_the_first_request(client: Client, broker: FakeBroker) -> None:
+    first = client.submit("Hi", idempotency_key="order-7")
+    assert client.submit("Hi", idempotency_key="order-7") == first
+    assert len(broker.payloads) == 1
+    with pytest.raises(IdInUseError, match=r"^idempotency_key: another request was sent under `order-7`"):
+        client.submit("Ho", idempotency_key="order-7")
+
+
+def test_submit_waits_for_room_in_a_full_queue(client: Client, broker: FakeBroker) -> None:
+    broker.full_until = 4.0
+    client.submit("Hi", id="a")
+    assert broker.now == 4.5  # three times 1.5 s, as the broker asked for
+    assert broker.states == {"a": "waiting"}
+
+
+def test_submit_gives_up_in_time_or_at_once_and_says_when_to_try_again(client: Client, broker: FakeBroker) -> None:
+    broker.full_until = 100.0
+    with pytest.raises(QueueFullError, match=r"try again in 1\.5 s") as caught:
+        client.submit("Hi", timeout=2.0)
+    assert (caught.value.retry_after, broker.now) == (1.5, 2.0)
+    with pytest.raises(QueueFullError):
+        client.submit("Hi", when_full="raise")
+    assert broker.now == 2.0
+
+
+def test_generate_counts_the_wait_for_room(client: Client, broker: FakeBroker) -> None:
+    broker.full_until = 1.0
+    with pytest.raises(NoReplyError):
+        client.generate("Hi", timeout=4.0)
+    assert broker.now == 4.0
+
+
+def test_a_broker_that_never_answered_fails_at_once(client: Client, broker: FakeBroker) -> None:
+    broker.away_until = 5.0
+    with pytest.raises(BrokerUnreachableError):
+        client.submit("Hi")
+    assert broker.now == 0
+
+
+def test_everything_outlasts_an_outage_with_one_warning_at_each_end(
+    client: Client, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.submit("Hi", id="a")
+    broker.away_until = 3.0
+    with caplog.at_level("WARNING", logger="tokenmill"):
+        client.submit("Hi", id="b")
+    assert caplog.messages == [
+        "no broker at here: gone; trying again until it is back",
+        f"the broker is back after {broker.now:.1f} s",
+    ]
+    broker.answer(make_reply("a"))
+    for call in (lambda: client.wait("a"), lambda: client.cancel("a"), lambda: list(client.read("a"))):
+        broker.away_until = broker.now + 3.0
+        call()
+        assert broker.now >= broker.away_until
+
+
+def test_an_outage_is_waited_for_no_longer_than_the_timeout(client: Client, broker: FakeBroker) -> None:
+    client.submit("Hi", id="a")
+    broker.away_until = 100.0
+    with pytest.raises(BrokerUnreachableError):
+        client.wait("a", timeout=5.0)
+    assert 3.0 < broker.now < 5.0
+
+
+def test_a_reply_that_is_gone_is_not_waited_for(client: Client, broker: FakeBroker) -> None:
+    client.submit("Hi", id="a")
+    broker.answer(make_reply("a"))
+    del broker.replies["a"]
+    for wait in (lambda: client.wait("a"), lambda: list(client.read("a"))):
+        with pytest.raises(ReplyGoneError, match=r"request `a` ended \(stop\), but its reply was taken"):
+            wait()
+
+
+def test_cancel_tells_what_it_did(client: Client, broker: FakeBroker) -> None:
+    client.submit("Hi", id="a")
+    assert (client.cancel("a"), client.cancel("b")) == ("cancelled", "remembered")
+
+
+def test_a_stream_left_early_cancels_if_asked(client: Client, broker: FakeBroker) -> None:
+    broker.entries["a"] = broker.entries["b"] = [entry(1, "One"), entry(2, ", two")]
+    for request_id, asked in (("a", True), ("b", False)):
+        for _ in client.stream("Hi", id=request_id, cancel_on_close=asked):
+            break
+    with client.stream("Hi", id="c", cancel_on_close=True):
+        pass
+    assert broker.cancelled == ["a", "c"]
+
+
+def test_a_stream_out_of_time_says_whether_its_request_goes_on(client: Client, broker: FakeBroker) -> None:
+    with pytest.raises(NoReplyError, match="did not finish in time; it is cancelled"):
+        list(client.stream("Hi", id="a", timeout=3, cancel_on_close=True))
+    assert broker.cancelled == ["a"]
+
+
+def test_a_stream_read_to_its_end_cancels_nothing(client: Client, broker: FakeBroker) -> None:
+    broker.entries["a"] = [entry(1, "One"), entry(2, "", "stop")]
+    with client.stream("Hi", id="a", cancel_on_close=True) as stream:
+        broker.answer(make_reply("a", "One"))
+        assert list(stream) == ["One"]
+    assert broker.cancelled == []
+
+
+def test_closing_a_stream_waits_for_no_broker(client: Client, broker: FakeBroker) -> None:
+    with client.stream("Hi", cancel_on_close=True):
+        broker.away_until = 100.0
+    assert broker.now == 0

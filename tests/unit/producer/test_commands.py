@@ -16,7 +16,7 @@ from tokenmill.shared import cli
 from tokenmill.shared.broker import QueueInfo, TokenEntry
 from tokenmill.shared.protocol import Request
 
-from .fakes import FakeBroker, make_error, make_reply, make_worker
+from .fakes import EMPTY_QUEUE, FakeBroker, make_error, make_reply, make_worker
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -120,6 +120,53 @@ def test_enqueue_sends_the_sampling_fields_that_were_given(
     assert (list(request.stop), request.ignore_eos, request.include_stop) == (["END", "."], True, False)
 
 
+def test_enqueue_sends_what_the_broker_goes_by(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--priority", "high", "--timeout-ms", "1500", "--idempotency-key", "order-7"]
+    run("enqueue", "Hi", "--no-wait", "--id", "a", *options, capsys=capsys)
+    request = sent(broker)
+    assert (request.priority, request.timeout_ms, request.idempotency_key) == ("high", 1500, "order-7")
+    assert broker.options["a"]["priority"] == "high"
+    assert broker.options["a"]["timeout_ms"] == 1500
+    assert run("enqueue", "Hi", "--no-wait", "--id", "a", *options, capsys=capsys) == (0, "a\n", "")
+    code, _, err = run("enqueue", "Ho", "--no-wait", "--id", "b", *options, capsys=capsys)
+    assert code == 2
+    assert err == "tokenmill: error: idempotency_key: another request was sent under `order-7`\n"
+
+
+def test_enqueue_without_waiting_is_refused_by_a_full_queue_in_one_line(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.full_until = 100.0
+    code, out, err = run("enqueue", "Hi", "--no-wait", capsys=capsys)
+    assert (code, out) == (1, "")
+    assert err.startswith("tokenmill: error: the queue is full (")
+    assert err.endswith("): try again in 1.5 s\n")
+
+
+def test_enqueue_waits_for_room_no_longer_than_its_timeout(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.full_until = 100.0
+    code, _, err = run("enqueue", "Hi", "--timeout", "0.01", capsys=capsys)
+    assert code == 1
+    assert "the queue is full" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_ctrl_c_cancels_the_request_that_is_waited_for(
+    options: list[str], broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(broker, "wait_reply", interrupt)
+    monkeypatch.setattr(broker, "read_tokens", interrupt)
+    code, _, err = run("enqueue", "Hi", "--id", "a", *options, capsys=capsys)
+    assert code == 130
+    assert broker.cancelled == ["a"]
+    assert "request `a` is cancelled" in err
+
+
 def test_enqueue_chat_sends_a_turn_of_the_user(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
     run("enqueue", "Hi", "--chat", "--no-wait", capsys=capsys)
     messages = sent(broker).messages
@@ -139,8 +186,8 @@ def answering(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, reply: Any) -
     """Have the broker answer as soon as something is enqueued."""
     enqueue_once = broker.enqueue
 
-    def enqueue_and_answer(request_id: str, payload: bytes, *, stream: bool = False) -> Any:
-        enqueued = enqueue_once(request_id, payload, stream=stream)
+    def enqueue_and_answer(*arguments: Any, **options: Any) -> Any:
+        enqueued = enqueue_once(*arguments, **options)
         broker.answer(reply)
         return enqueued
 
@@ -199,7 +246,6 @@ def test_enqueue_with_wrong_options_is_code_2(
 
 def test_a_queue_without_workers_is_warned_about_once(caplog: pytest.LogCaptureFixture, broker: FakeBroker) -> None:
     broker.workers = []
-    broker.keys = type("Keys", (), {"queue": "mine"})  # type: ignore[attr-defined]
     shared = workplace.SharedQueue(broker.as_broker())
     with caplog.at_level("WARNING", logger="tokenmill"):
         shared.check()
@@ -209,8 +255,21 @@ def test_a_queue_without_workers_is_warned_about_once(caplog: pytest.LogCaptureF
     ]
 
 
-INFO = QueueInfo(
+def test_a_suspended_queue_is_warned_about(caplog: pytest.LogCaptureFixture, broker: FakeBroker) -> None:
+    broker.suspend()
+    with caplog.at_level("WARNING", logger="tokenmill"):
+        workplace.SharedQueue(broker.as_broker()).check()
+    assert caplog.messages == ["queue `mine` is suspended; to go on: tokenmill queue resume --queue mine"]
+
+
+def test_looking_after_the_workers_outlasts_an_outage(broker: FakeBroker) -> None:
+    broker.away_until = 1.0
+    workplace.SharedQueue(broker.as_broker()).check()
+
+
+INFO = EMPTY_QUEUE._replace(
     waiting=5,
+    normal=3,
     resume=2,
     running=3,
     oldest_age_ms=1500,
@@ -241,15 +300,35 @@ def test_info_as_text_tells_the_queue_the_workers_and_the_counters() -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(as_text("mine", INFO))
     text = out.getvalue()
-    assert "queue mine: 5 waiting (the oldest for 1.5 s), 2 of them begun before, 3 running" in text
+    assert "queue mine: 5 waiting (the oldest for 1.5 s), 2 begun before, 3 running" in text
     assert "3 / 8" in text
     assert "25 enqueued, 1 reclaimed" in text
 
 
-def test_info_says_when_no_worker_is_alive() -> None:
+def told(info: QueueInfo) -> str:
     out = io.StringIO()
-    Console(file=out).print(as_text("mine", INFO._replace(workers=[], stats={})))
-    assert "no worker is alive" in out.getvalue()
+    Console(file=out, width=200).print(as_text("mine", info))
+    return out.getvalue()
+
+
+def test_info_says_when_no_worker_is_alive() -> None:
+    assert "no worker is alive" in told(INFO._replace(workers=[], stats={}))
+
+
+def test_info_tells_what_is_out_of_the_ordinary_and_only_that() -> None:
+    text = told(INFO._replace(high=4, low=1, suspects=2, dead=7, suspended=True, model="toy-1", max_depth=9))
+    for part in (
+        "4 of high priority, 1 of low priority, 2 begun before, 2 suspected of crashing workers, 3 running",
+        "dead letters: 7, see `tokenmill dead list --queue mine`",
+        "until `tokenmill queue resume --queue mine`",
+        "model: toy-1",
+        "limit: 9 waiting requests",
+    ):
+        assert part in text
+    usual = told(INFO)
+    for word in ("priority", "suspect", "dead", "suspended", "limit", "model:"):
+        assert word not in usual
+    assert "limit: 500 queued tokens, 20 are queued" in told(INFO._replace(max_queued_tokens=500, queued_tokens=20))
 
 
 def test_the_example_prompts_are_what_the_demo_promises() -> None:

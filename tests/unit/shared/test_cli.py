@@ -133,14 +133,24 @@ def test_a_plugin_that_cannot_be_imported_names_itself_and_hides_nobody(
 
 
 def commands() -> list[click.Command]:
-    """The root command and all verbs of this distribution."""
-    context = click.Context(cli.root)
-    found = [cli.root.get_command(context, name) for name in cli.root.list_commands(context)]
-    return [cli.root, *(command for command in found if command is not None)]
+    """The root command, all verbs of this distribution, and the verbs below them."""
+    return [cli.root, *below(cli.root)]
+
+
+def below(group: click.Group) -> Iterator[click.Command]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield command
+        if isinstance(command, click.Group):
+            yield from below(command)
 
 
 def test_the_verbs_are_there() -> None:
-    assert {point.name for point in entry_points(group=cli.VERBS)} >= {"demo", "enqueue", "info", "run", "worker"}
+    assert {point.name for point in entry_points(group=cli.VERBS)} >= {
+        *("cancel", "dead", "demo", "enqueue", "info", "queue", "run", "worker")
+    }
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
@@ -153,7 +163,25 @@ def test_every_option_has_an_environment_name_and_shows_it(command: click.Comman
             assert option.help, option.name
 
 
-@pytest.mark.parametrize("verb", ["--help", "run --help", "enqueue --help", "info --help", "demo --help"])
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_every_command_is_explained_in_one_short_line(command: click.Command) -> None:
+    line = command.get_short_help_str(limit=75)
+    assert line
+    assert not line.endswith("...")
+
+
+@pytest.mark.parametrize("arguments", [["queue", "limits", "-v", "-q"], ["dead", "-v", "list"]])
+def test_verbosity_is_understood_on_every_side_of_a_nested_verb(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENMILL_REDIS", raising=False)
+    assert cli.run(arguments) == 3
+    assert "no broker is named" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "verb", ["--help", "run --help", "enqueue --help", "info --help", "demo --help", "dead list --help"]
+)
 def test_help_imports_no_model_and_no_redis(verb: str) -> None:
     code = (
         "import sys; from tokenmill.shared import cli; code = cli.run(sys.argv[1:]);"
