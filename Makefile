@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check bench-engine bench-model clean
+.PHONY: help demo test lint check chaos chaos-full bench-engine bench-model bench-broker clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,11 +36,23 @@ lint: $(VENV)/.installed-dev  ## Check style, types and the direction of imports
 
 check: lint test  ## All that CI checks
 
+DURATION ?= 120
+SEED ?= 1
+
+chaos: $(VENV)/.installed-dev  ## Kill, stop and cut off everything for DURATION=120 seconds, SEED=1
+	@$(BIN)/python -m tests.chaos --duration $(DURATION) --seed $(SEED) $(CHAOS_ARGS)
+
+chaos-full: $(VENV)/.installed-dev  ## The long run: 20,000 requests, 320 kills, 24 broker restarts; 22 minutes
+	@$(BIN)/python -m tests.chaos --requests 20000 --duration 1200 --seed $(SEED) $(CHAOS_ARGS)
+
 bench-engine: $(VENV)/.installed-dev  ## Time the batcher alone, with a toy model
 	@$(BIN)/python benchmarks/engine.py
 
 bench-model: $(VENV)/.installed-dev  ## Time the real model in batches of 1 to 64, and static batching beside it
 	@$(BIN)/python benchmarks/model.py
+
+bench-broker: $(VENV)/.installed-dev  ## Time the broker and one worker with tiny requests, and other queues beside it
+	@$(BIN)/python benchmarks/broker.py $(BENCH_ARGS)
 
 clean:  ## Remove what was installed and made
 	rm -rf $(VENV) out
