@@ -22,16 +22,25 @@ from .model import BAD_PUSHES, IDS, POKE, TIMEOUT_MS, UNREADABLE, Model, has_dea
 WORKERS = ("w1", "w2")
 SLOTS = 2
 
+# What an example is about, beside workers that come and go: all at once, each rule would hide the others.
+TOPICS = ("leases", "endings", "suspects", "lists")
+
 _queues = itertools.count()
+
+
+def about(*names: str) -> Callable[[Any], Any]:
+    return precondition(lambda self: self.topic in names)
 
 
 class LifeCycle(RuleBasedStateMachine):
     """Workers, producers and their packets against one queue."""
 
     client: Any  # set by whoever runs the machine
+    topic = ""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(topic=st.sampled_from(TOPICS))
+    def start(self, topic: str) -> None:
+        self.topic = topic
         self.broker = Broker(self.client, f"machine{next(_queues)}")
         self.model = Model()
         self.acks = dict.fromkeys(WORKERS, 0)
@@ -65,6 +74,8 @@ class LifeCycle(RuleBasedStateMachine):
     )
     def enqueue(self, request_id: str, variant: int, priority: Any, cost: int, key: str | None, fate: str) -> None:
         payload = push_of(request_id, variant)
+        if self.topic != "lists":
+            priority, key = "normal", None
 
         def call() -> None:
             expected = self.model.enqueue(request_id, variant, priority, cost, key)
@@ -88,9 +99,11 @@ class LifeCycle(RuleBasedStateMachine):
 
     @rule(payload=pushes, priority=st.sampled_from(["requests", "requests", "high", "low"]))
     def push(self, payload: bytes, priority: str) -> None:
+        priority = priority if self.topic == "lists" else "requests"
         self.client.rpush(getattr(self.broker.keys, priority), payload)
         self.model.lists[priority].append(payload)
 
+    @about("endings")
     @rule(request_id=st.sampled_from(IDS), fate=fates)
     def cancel(self, request_id: str, fate: str) -> None:
         def call() -> None:
@@ -190,6 +203,7 @@ class LifeCycle(RuleBasedStateMachine):
         self.client.zadd(self.broker.keys.leases, {request_id: 1}, xx=True)
         self.model.lapsed.add(request_id)
 
+    @about("suspects")
     @precondition(lambda self: self.model.running())
     @rule(data=st.data())
     def blame(self, data: st.DataObject) -> None:
@@ -200,6 +214,7 @@ class LifeCycle(RuleBasedStateMachine):
         charge = {"crashes": entry.crashes, "crashes_alone": entry.crashes_alone}
         self.client.hset(self.broker.keys.request(request_id), mapping=charge)
 
+    @about("endings")
     @precondition(lambda self: any(entry.watched for entry in self.model.entries.values()))
     @rule(data=st.data())
     def deadline_passes(self, data: st.DataObject) -> None:
@@ -208,6 +223,7 @@ class LifeCycle(RuleBasedStateMachine):
         pull_deadline(self.client, self.broker, request_id)
         self.model.entries[request_id].overdue = True
 
+    @about("endings")
     @precondition(lambda self: self.model.tombstones or any(e.finished for e in self.model.entries.values()))
     @rule(data=st.data())
     def is_forgotten(self, data: st.DataObject) -> None:
@@ -233,21 +249,25 @@ class LifeCycle(RuleBasedStateMachine):
 
         self.send(call, fate)
 
+    @about("lists")
     @rule(suspended=st.sampled_from([False, False, False, True]))
     def suspend_or_resume(self, suspended: bool) -> None:
         (self.broker.suspend if suspended else self.broker.resume)()
         self.model.suspended = suspended
 
+    @about("lists")
     @rule(max_depth=st.sampled_from([0, 0, 3]), max_queued_tokens=st.sampled_from([0, 0, 10]))
     def limit(self, max_depth: int, max_queued_tokens: int) -> None:
         self.broker.set_limits(max_depth, max_queued_tokens)
         self.model.limits = (max_depth, max_queued_tokens)
 
+    @about("endings", "lists")
     @rule(sure=st.sampled_from([False, False, True]))
     def empty(self, sure: bool) -> None:
         if sure:
             assert self.broker.empty(reply_ttl_ms=TTL_MS) == self.model.empty()
 
+    @about("endings", "suspects")
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:

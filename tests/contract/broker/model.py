@@ -11,7 +11,7 @@ from tokenmill.shared.broker import Checkpoint, Finish
 
 from .driver import body
 
-IDS = ("a", "b", "c", "d", "e", "s1", "s2", "s3")  # the last three stream
+IDS = ("a", "b", "c", "s1", "s2")  # the last two stream
 BAD_PUSHES = (b'{"id":"%s","prompt":', b'{"id":"%s"} trailing')
 UNREADABLE = (b"\xff\xfe", b"[]", b'{"id":7}', b"", b'{"id":"no spaces"}')
 LISTS = ("high", "requests", "low")
