@@ -70,15 +70,15 @@ def descendants(pid: int) -> list[int]:
 
 def workers_below(pid: int) -> list[int]:
     """The worker processes that a command has started."""
-    found = []
-    for child in descendants(pid):
-        try:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if b"worker" in words and b"--parent-pid" in words:
-            found.append(child)
-    return found
+    return [child for child in descendants(pid) if {b"worker", b"--parent-pid"} <= set(command_line(child))]
+
+
+def command_line(pid: int) -> list[bytes]:
+    """The words a process was started with; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 class Running:
@@ -197,6 +197,16 @@ def test_nothing_outlives_a_command_that_is_stopped(name: str, code: int, runnin
     eventually(lambda: not any(alive(pid) for pid in below))
     assert "Traceback" not in running.said()
     assert all(line.endswith(b"\n") and json.loads(line) for line in running.lines())
+
+
+@linux_only
+def test_a_private_broker_that_dies_is_told_instead_of_waited_for(running: Running) -> None:
+    running.wait_for_lines(5)
+    programs = {pid: b"".join(command_line(pid)[:1]).partition(b" ")[0] for pid in descendants(running.process.pid)}
+    [broker] = [pid for pid, program in programs.items() if b"valkey-server" in program]
+    os.kill(broker, signal.SIGKILL)
+    assert running.process.wait(TIMEOUT_S) == 3
+    assert "tokenmill: error: the private broker has ended" in running.said()
 
 
 def test_demo_writes_the_replies_and_sums_them_up(tmp_path: Path) -> None:
