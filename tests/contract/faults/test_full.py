@@ -30,15 +30,3 @@ def test_a_request_is_refused_where_the_lists_are_empty_and_tokens_were_counted(
     assert Worker(broker, ack=claim.fence).finish(claim) == 1
     client.config_set("maxmemory", "0")
     assert broker.enqueue("b", body("b"), cost=10).queued_tokens == 10
-
-
-def test_the_counters_of_lists_that_somebody_deleted_are_right_with_the_next_request(
-    broker: Broker, client: Any
-) -> None:
-    for name in ("a", "b"):
-        broker.enqueue(name, body(name), cost=10)
-    broker.cancel("a")
-    client.delete(broker.keys.requests)
-    enqueued = broker.enqueue("c", body("c"), cost=10)
-    assert (enqueued.depth, enqueued.queued_tokens) == (1, 10)
-    assert broker.info().waiting == 1

@@ -46,18 +46,6 @@ def test_deadlines_in_one_millisecond_get_one_reply_each(broker: Broker, client:
     assert [client.llen(broker.keys.reply(name)) for name in names] == [1] * 20
 
 
-def test_a_cancelled_request_leaves_its_running_neighbour_alone(broker: Broker) -> None:
-    broker.enqueue("neighbour", body("neighbour"))
-    broker.enqueue("queued", body("queued"))
-    worker = Worker(broker, slots=1)
-    claim = worker.claim_one()
-    assert broker.cancel("queued") == "cancelled"
-    assert broker.wait_reply("queued", 0) is not None
-    assert broker.renew("w", [("neighbour", claim.fence)], lease_ms=LEASE_MS, status=b"{}") == []
-    assert worker.finish(claim) == 1
-    assert worker.claim() == []
-
-
 def test_an_id_resubmitted_within_retention_is_its_cancelled_first_life(broker: Broker) -> None:
     broker.enqueue("a", body("a"))
     broker.cancel("a")
