@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check chaos chaos-full bench-engine bench-model bench-broker clean
+.PHONY: help demo test lint check chaos chaos-full fuzz bench-engine bench-model bench-broker clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ chaos: $(VENV)/.installed-dev  ## Kill, stop and cut off everything for DURATION
 
 chaos-full: $(VENV)/.installed-dev  ## The long run: 20,000 requests, 320 kills, 24 broker restarts; 22 minutes
 	@$(BIN)/python -m tests.chaos --requests 20000 --duration 1200 --seed $(SEED) $(CHAOS_ARGS)
+
+fuzz: $(VENV)/.installed-dev  ## Push 20,000 hostile payloads at workers, SEED=1
+	@$(BIN)/python -m tests.fuzz --count 20000 --seed $(SEED)
 
 bench-engine: $(VENV)/.installed-dev  ## Time the batcher alone, with a toy model
 	@$(BIN)/python benchmarks/engine.py
