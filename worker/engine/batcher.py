@@ -144,7 +144,7 @@ class ContinuousBatcher:
         batch = next_batch(self._table, self._max_step_tokens)
         if not len(batch):
             return self._report(batch, np.empty(0, np.int64), np.empty(0, np.int32), {})
-        slots = batch.slots.astype(np.int64)
+        slots = batch.contexts.astype(np.int64)
         handles = self._table.handle[slots]
         answers = self._ask(batch)
         self._apply_cancels()
@@ -192,7 +192,7 @@ class ContinuousBatcher:
         """The model's answers; failed rows are to blame, because the model can do others."""
         answers = ask(self._model, batch)
         if len(answers.failed) == len(batch):
-            slot = int(batch.slots[0])
+            slot = int(batch.contexts[0])
             self._table.computed[slot] = 0  # the health check empties the slot
             check_health(self._model, slot)
         return answers

@@ -20,39 +20,39 @@ ModelNext = Callable[[list[list[int]]], Sequence[int] | NDArray[Any]]
 class Batch:
     """The rows of one step; prefill and decode differ only in how many tokens a row brings.
 
-    Row ``i`` belongs to slot ``slots[i]`` and brings ``lengths[i]`` tokens that its slot has not computed yet, the
+    Row ``i`` goes on in context ``contexts[i]`` and brings ``lengths[i]`` tokens that are not computed there yet, the
     first of them at position ``starts[i]``. The tokens of all rows lie one after another in ``tokens``.
     """
 
-    slots: Int32  # [k] distinct slot numbers
-    starts: Int32  # [k] tokens of the slot that are already computed
+    contexts: Int32  # [k] distinct context numbers
+    starts: Int32  # [k] tokens of the context that are already computed
     lengths: Int32  # [k] ≥ 1
     tokens: Int32  # [lengths.sum()]
     complete: Bool  # [k] the row ends with the last token known: the model answers for it
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.contexts)
 
     def rows(self, first: int, last: int) -> Batch:
         """The batch of rows ``first`` up to, not including, ``last``."""
         before, end = int(self.lengths[:first].sum()), int(self.lengths[:last].sum())
         part = slice(first, last)
         return Batch(
-            self.slots[part], self.starts[part], self.lengths[part], self.tokens[before:end], self.complete[part]
+            self.contexts[part], self.starts[part], self.lengths[part], self.tokens[before:end], self.complete[part]
         )
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A language model with ``capacity`` slots, each with a context of its own.
+    """A language model with numbered contexts: the token sequences whose keys and values it holds.
 
-    Calling ``forward`` again with the same (slot, tokens, start), or with an earlier start, is allowed: tokens at and
-    after ``start`` are then computed anew. So a new request takes over a slot by starting at 0.
+    Calling ``forward`` again with the same (context, tokens, start), or with an earlier start, is allowed: tokens at
+    and after ``start`` are then computed anew. So a new request takes over a context by starting at 0.
     """
 
     vocab_size: int | None  # None: unknown, any id ≥ 0 is taken; never None when gives_logits
     eos_token_ids: tuple[int, ...]
-    max_context: int | None  # tokens a slot can hold, prompt and output together; None: no limit
+    max_context: int | None  # tokens a context can hold, prompt and output together; None: no limit
     gives_logits: bool  # False: forward answers token ids, and sampling parameters cannot be served
 
     def forward(self, batch: Batch) -> NDArray[Any]:
@@ -63,8 +63,29 @@ class Model(Protocol):
         """
         ...
 
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens of a slot; 0 empties it."""
+    def truncate(self, context: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a context; 0 empties it."""
+        ...
+
+
+@runtime_checkable
+class CachingModel(Model, Protocol):
+    """A model with more contexts than slots, and a bound on the memory of all: the batcher decides what stays.
+
+    Without these, context numbers are slot numbers.
+    """
+
+    n_contexts: int  # numbers are 0 … n_contexts - 1
+
+    def share(self, source: int, target: int, length: int) -> int:
+        """Let the empty context ``target`` begin with the first ``length`` tokens of ``source``.
+
+        Returns how many tokens it has now, which may be fewer: the model shares in whole blocks.
+        """
+        ...
+
+    def shortage(self, contexts: Int32, ends: Int32) -> int:
+        """Tokens of memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
         ...
 
 
@@ -86,7 +107,7 @@ class CallableModel:
         complete: list[list[int]] = []
         first = 0
         for slot, start, length, ends in zip(
-            batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist(), batch.complete.tolist(), strict=True
+            batch.contexts.tolist(), batch.starts.tolist(), batch.lengths.tolist(), batch.complete.tolist(), strict=True
         ):
             prefix = self._prefixes.setdefault(slot, [])
             prefix[start:] = tokens[first : first + length]

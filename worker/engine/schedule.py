@@ -26,7 +26,7 @@ def next_batch(table: SlotTable, max_step_tokens: int | None) -> Batch:
             slots, pending, lengths = slots[lengths > 0], pending[lengths > 0], lengths[lengths > 0]
     starts = table.computed[slots]
     return Batch(
-        slots=slots.astype(np.int32),
+        contexts=slots.astype(np.int32),
         starts=starts.astype(np.int32),
         lengths=lengths.astype(np.int32),
         tokens=table.context[np.repeat(slots, lengths), _positions(starts, lengths)],

@@ -43,7 +43,7 @@ class AttentionRows:
 
     def __init__(self, batch: Batch, positions: Index, keys: Float32, values: Float32) -> None:
         self._n_kv_heads, self._head_dim = keys.shape[2], keys.shape[4]
-        self.slots, self.positions = np.repeat(batch.slots, batch.lengths), positions
+        self.slots, self.positions = np.repeat(batch.contexts, batch.lengths), positions
         self._keys, self._values = keys, values
         ends = np.cumsum(batch.lengths)
         single = batch.lengths == 1
@@ -81,7 +81,7 @@ class AttentionRows:
         return mixed
 
     def _context(self, row: int, batch: Batch) -> _Context:
-        slot, end = batch.slots[row], batch.starts[row] + batch.lengths[row]
+        slot, end = batch.contexts[row], batch.starts[row] + batch.lengths[row]
         return _Context(self._keys[:, slot, :, :end].swapaxes(2, 3), self._values[:, slot, :, :end])
 
     def _chunk(self, row: int, end: int, batch: Batch) -> _Chunk:

@@ -58,7 +58,7 @@ class LlamaModel:
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]`` for its complete rows."""
         self._check(batch)
-        self._lengths[batch.slots] = batch.starts  # should this fail half-way, what lies after is not to be trusted
+        self._lengths[batch.contexts] = batch.starts  # should this fail half-way, what lies after is not to be trusted
         positions = token_positions(batch)
         rows = AttentionRows(batch, positions, self._keys, self._values)
         hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
@@ -66,13 +66,13 @@ class LlamaModel:
         for i, layer in enumerate(self._weights.layers):
             self._attention(i, layer, hidden, rows, rotation)
             self._ffn(layer, hidden)
-        self._lengths[batch.slots] = batch.starts + batch.lengths
+        self._lengths[batch.contexts] = batch.starts + batch.lengths
         last = (np.cumsum(batch.lengths) - 1)[batch.complete]
         return self._logits(hidden[:, last])
 
     def _check(self, batch: Batch) -> None:
-        if (gaps := batch.starts > self._lengths[batch.slots]).any():
-            slot, start = batch.slots[gaps][0], batch.starts[gaps][0]
+        if (gaps := batch.starts > self._lengths[batch.contexts]).any():
+            slot, start = batch.contexts[gaps][0], batch.starts[gaps][0]
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} tokens, but the row starts at {start}")
         if (end := (batch.starts + batch.lengths).max()) > (limit := self._keys.shape[3]):
             raise ValueError(f"a row of {end} tokens exceeds the context of {limit}")

@@ -42,19 +42,19 @@ class ToyModel:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """Compute the batch; logits ``[complete.sum(), 257]`` for its complete rows."""
-        if (batch.starts > self._lengths[batch.slots]).any():
+        if (batch.starts > self._lengths[batch.contexts]).any():
             raise ValueError("a row starts after the end of what its slot holds")
         if self._delay_s:
             time.sleep(self._delay_s)
         begins = np.cumsum(batch.lengths) - batch.lengths
         for i in range(batch.lengths.max()):  # the i-th token of every row that has one
             rows = batch.lengths > i
-            slots, positions = batch.slots[rows], batch.starts[rows] + i
+            slots, positions = batch.contexts[rows], batch.starts[rows] + i
             tokens = batch.tokens[begins[rows] + i].astype(np.uint64)
             self._hashes[slots, positions + 1] = _mix(self._hashes[slots, positions] + tokens + np.uint64(1))
         ends = batch.starts + batch.lengths
-        self._lengths[batch.slots] = ends
-        return self._logits(self._hashes[batch.slots, ends][batch.complete])
+        self._lengths[batch.contexts] = ends
+        return self._logits(self._hashes[batch.contexts, ends][batch.complete])
 
     def _logits(self, hashes: NDArray[np.uint64]) -> NDArray[np.float32]:
         """Uniform noise in [0, 8) for every token, plus its bias."""

@@ -58,10 +58,10 @@ class FakeModel:
     def forward(self, batch: Batch) -> NDArray[Any]:
         self.before(batch)
         self.calls.append(batch)
-        check(len(set(batch.slots.tolist())) == len(batch) > 0, "rows of one slot")
+        check(len(set(batch.contexts.tolist())) == len(batch) > 0, "rows of one slot")
         prefixes, first = [], 0
         for slot, start, length in zip(
-            batch.slots.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True
+            batch.contexts.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True
         ):
             tokens = self.cache.setdefault(slot, [])
             check(0 <= start <= len(tokens), "the cache has not the tokens before the first one")

@@ -371,7 +371,7 @@ def test_prefill_shares_what_decoding_leaves_oldest_admission_first() -> None:
     for _ in range(4):
         batcher.step()
     shapes = [
-        list(zip(b.slots.tolist(), b.starts.tolist(), b.lengths.tolist(), b.complete.tolist(), strict=True))
+        list(zip(b.contexts.tolist(), b.starts.tolist(), b.lengths.tolist(), b.complete.tolist(), strict=True))
         for b in model.calls
     ]
     assert shapes == [
@@ -390,7 +390,7 @@ def test_a_later_admission_to_a_lower_slot_waits_for_older_prefill() -> None:
     batcher.submit([3] * 9, max_tokens=1)
     batcher.step()
     batcher.step()
-    assert [(b.slots.tolist(), b.lengths.tolist()) for b in model.calls] == [([0, 1], [1, 3]), ([1], [4])]
+    assert [(b.contexts.tolist(), b.lengths.tolist()) for b in model.calls] == [([0, 1], [1, 3]), ([1], [4])]
 
 
 def test_long_outputs_outgrow_the_first_width_of_the_context() -> None:

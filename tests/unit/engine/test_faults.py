@@ -54,7 +54,7 @@ def test_logits_that_are_not_finite_at_the_best_token_are_an_error(value: float)
     class Broken(FakeModel):
         def forward(self, batch: Batch) -> Any:
             logits = super().forward(batch)
-            logits[batch.slots[batch.complete] == 1] = value
+            logits[batch.contexts[batch.complete] == 1] = value
             return logits
 
     batcher = ContinuousBatcher(Broken(gives_logits=True), capacity=3)
@@ -68,7 +68,7 @@ def test_logits_that_are_not_finite_at_the_best_token_are_an_error(value: float)
 def test_a_token_outside_the_vocabulary_is_an_error(token: int) -> None:
     class Broken(FakeModel):
         def forward(self, batch: Batch) -> Any:
-            return np.where(batch.slots == 1, token, 3)
+            return np.where(batch.contexts == 1, token, 3)
 
     batcher = ContinuousBatcher(Broken(), capacity=2)
     batcher.submit([1], max_tokens=1, request_id=0)

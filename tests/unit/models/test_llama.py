@@ -24,7 +24,7 @@ def forward(model: Model, *rows: Row, complete: list[bool] | None = None) -> np.
     slots, starts, tokens = zip(*rows, strict=True)
     return model.forward(
         Batch(
-            slots=np.array(slots, np.int32),
+            contexts=np.array(slots, np.int32),
             starts=np.array(starts, np.int32),
             lengths=np.array([len(t) for t in tokens], np.int32),
             tokens=np.concatenate(tokens).astype(np.int32),
