@@ -25,6 +25,7 @@ class Settings:
     threads: int = _setting(1, "Processor threads of one worker; more workers use more processors better.")
     workers: int = _setting(2, "Worker processes to start.")
     max_context: int = _setting(2048, "Tokens that one slot can hold, prompt and output together.")
+    kv_memory_mib: int = _setting(2048, "MiB of memory for the keys and values of all contexts.")
     max_step_tokens: int = _setting(512, "Tokens computed in one step at most; longer prompts take several steps.")
     checkpoint_tokens: int = _setting(16, "Output tokens between two checkpoints of a request.")
     block_s: float = _setting(0.25, "Seconds that an idle worker waits on the queue before it looks around.")

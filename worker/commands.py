@@ -24,6 +24,7 @@ from tokenmill.worker.signals import StopSignal
 @option("slots")
 @option("threads")
 @option("max_context")
+@option("kv_memory_mib")
 @option("max_step_tokens")
 @option("checkpoint_tokens")
 @option("lease_ms")
@@ -53,7 +54,13 @@ def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
 
     broker = Broker(connect(url), settings.queue)
     broker.check()
-    loaded = load_model(settings.model, slots=settings.slots, max_context=settings.max_context)
+    loaded = load_model(
+        settings.model,
+        slots=settings.slots,
+        max_context=settings.max_context,
+        kv_memory_mib=settings.kv_memory_mib,
+        threads=settings.threads,
+    )
     name = _worker_name()
     present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
     if present != loaded.fingerprint:

@@ -14,7 +14,7 @@ Index = NDArray[np.int64]
 
 
 def token_positions(batch: Batch) -> Index:
-    """Position in its slot of every token of the batch."""
+    """Position in its context of every token of the batch."""
     row_begins = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths
     positions: Index = np.arange(len(batch.tokens)) + np.repeat(batch.starts - row_begins, batch.lengths)
     return positions
@@ -38,12 +38,12 @@ class _Chunk(NamedTuple):
 class AttentionRows:
     """The rows of one step, ready to attend layer by layer.
 
-    ``keys`` and ``values`` are the whole cache, [layers, slots, kv_heads, max_context, head_dim].
+    ``keys`` and ``values`` are the whole cache, [contexts, layers, kv_heads, tokens, head_dim].
     """
 
     def __init__(self, batch: Batch, positions: Index, keys: Float32, values: Float32) -> None:
         self._n_kv_heads, self._head_dim = keys.shape[2], keys.shape[4]
-        self.slots, self.positions = np.repeat(batch.contexts, batch.lengths), positions
+        self.contexts, self.positions = np.repeat(batch.contexts, batch.lengths), positions
         self._keys, self._values = keys, values
         ends = np.cumsum(batch.lengths)
         single = batch.lengths == 1
@@ -55,8 +55,8 @@ class AttentionRows:
     def store(self, layer: int, k: Float32, v: Float32) -> None:
         """Put the keys and values of the step's tokens, [tokens, kv_heads * head_dim], into the cache."""
         shape = (len(k), self._n_kv_heads, self._head_dim)
-        self._keys[layer, self.slots, :, self.positions] = k.reshape(shape)
-        self._values[layer, self.slots, :, self.positions] = v.reshape(shape)
+        self._keys[self.contexts, layer, :, self.positions] = k.reshape(shape)
+        self._values[self.contexts, layer, :, self.positions] = v.reshape(shape)
 
     def attend(self, layer: int, q: Float32, out: Float32) -> None:
         """Mix the values each token sees into ``out``; both are [tokens, heads * head_dim]."""
@@ -81,8 +81,8 @@ class AttentionRows:
         return mixed
 
     def _context(self, row: int, batch: Batch) -> _Context:
-        slot, end = batch.contexts[row], batch.starts[row] + batch.lengths[row]
-        return _Context(self._keys[:, slot, :, :end].swapaxes(2, 3), self._values[:, slot, :, :end])
+        number, end = batch.contexts[row], batch.starts[row] + batch.lengths[row]
+        return _Context(self._keys[number, :, :, :end].swapaxes(2, 3), self._values[number, :, :, :end])
 
     def _chunk(self, row: int, end: int, batch: Batch) -> _Chunk:
         columns = slice(end - int(batch.lengths[row]), end)

@@ -1,21 +1,18 @@
-"""The NumPy backend: llama-family models in float32 with a key/value cache per slot."""
+"""The NumPy backend: llama-family models in float32, with keys and values of many contexts."""
 
 from __future__ import annotations
 
-import math
-import mmap
-
 import numpy as np
 
-from tokenmill.shared.errors import ModelLoadError
-from tokenmill.worker.engine.model import Batch
+from tokenmill.worker.engine.model import Batch, Int32
 from tokenmill.worker.models.attention import AttentionRows, token_positions
+from tokenmill.worker.models.contexts import Contexts
 from tokenmill.worker.models.gguf_file import Float32
 from tokenmill.worker.models.llama_weights import Layer, LlamaConfig, LlamaWeights
 
 
 class LlamaModel:
-    """A llama-family model with ``slots`` contexts of up to ``max_context`` tokens.
+    """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens.
 
     Activations are feature-major, [features, tokens]: that is the orientation in which BLAS is fastest for the few
     dozen columns of a step. Prefill and decode rows share every matrix product; attention runs per row, over views
@@ -30,54 +27,48 @@ class LlamaModel:
         weights: LlamaWeights,
         eos_token_ids: tuple[int, ...],
         *,
-        slots: int,
+        n_contexts: int,
         max_context: int,
+        kv_memory_mib: int,
     ) -> None:
         max_context = min(max_context, config.context_length)
+        self._contexts = Contexts(config, n_contexts=n_contexts, max_context=max_context, kv_memory_mib=kv_memory_mib)
+        self.n_contexts = n_contexts
         self.vocab_size: int | None = config.vocab_size
-        self.max_context: int | None = max_context
+        self.max_context: int | None = self._contexts.max_context
         self.eos_token_ids = eos_token_ids
         self._config, self._weights = config, weights
-        self._lengths = np.zeros(slots, np.int64)  # tokens computed per slot
-        angles = weights.rope_frequencies[:, None] * np.arange(max_context)
+        angles = weights.rope_frequencies[:, None] * np.arange(self._contexts.max_context)
         self._cos, self._sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self._scratch = _Scratch()
-        shape = (config.n_layers, slots, config.n_kv_heads, max_context, config.head_dim)
-        try:
-            self._keys, self._values = _lazy_zeros(shape), _lazy_zeros(shape)
-        except (MemoryError, OSError):
-            size = 8 * math.prod(shape) / 2**30
-            raise ModelLoadError(
-                f"no memory for {slots} slots of {max_context} tokens ({size:.1f} GiB); use fewer or smaller slots"
-            ) from None
 
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens of a slot; 0 empties it."""
-        self._lengths[slot] = min(length, self._lengths[slot])
+    def truncate(self, context: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a context; 0 empties it."""
+        self._contexts.truncate(context, length)
+
+    def share(self, source: int, target: int, length: int) -> int:
+        """Let the empty context ``target`` begin with the first ``length`` tokens of ``source``; returns how many."""
+        return self._contexts.share(source, target, length)
+
+    def shortage(self, contexts: Int32, ends: Int32) -> int:
+        """Tokens of memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
+        return self._contexts.shortage(contexts, ends)
 
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]`` for its complete rows."""
-        self._check(batch)
-        self._lengths[batch.contexts] = batch.starts  # should this fail half-way, what lies after is not to be trusted
+        if batch.tokens.min() < 0 or batch.tokens.max() >= self._config.vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._config.vocab_size - 1}")
+        self._contexts.begin(batch)
         positions = token_positions(batch)
-        rows = AttentionRows(batch, positions, self._keys, self._values)
+        rows = AttentionRows(batch, positions, self._contexts.keys, self._contexts.values)
         hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
         rotation = self._cos[:, positions], self._sin[:, positions]
         for i, layer in enumerate(self._weights.layers):
             self._attention(i, layer, hidden, rows, rotation)
             self._ffn(layer, hidden)
-        self._lengths[batch.contexts] = batch.starts + batch.lengths
+        self._contexts.end(batch)
         last = (np.cumsum(batch.lengths) - 1)[batch.complete]
         return self._logits(hidden[:, last])
-
-    def _check(self, batch: Batch) -> None:
-        if (gaps := batch.starts > self._lengths[batch.contexts]).any():
-            slot, start = batch.contexts[gaps][0], batch.starts[gaps][0]
-            raise ValueError(f"slot {slot} holds {self._lengths[slot]} tokens, but the row starts at {start}")
-        if (end := (batch.starts + batch.lengths).max()) > (limit := self._keys.shape[3]):
-            raise ValueError(f"a row of {end} tokens exceeds the context of {limit}")
-        if batch.tokens.min() < 0 or batch.tokens.max() >= self._config.vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._config.vocab_size - 1}")
 
     def _attention(
         self, i: int, layer: Layer, hidden: Float32, rows: AttentionRows, rotation: tuple[Float32, Float32]
@@ -130,14 +121,6 @@ def _rotate(heads: Float32, cos: Float32, sin: Float32) -> None:
     even -= odd * sin
     odd *= cos
     odd += cross
-
-
-def _lazy_zeros(shape: tuple[int, ...]) -> Float32:
-    """Zeros that take memory page by page as they are written; NumPy asks for huge pages, which commits them all."""
-    memory = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 class _Scratch:

