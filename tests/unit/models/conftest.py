@@ -12,8 +12,6 @@ import pytest
 from gguf import GGUFWriter, TokenType
 from tokenizers import pre_tokenizers
 
-from tokenmill.worker.engine.model import Model
-from tokenmill.worker.models import load_model
 from tokenmill.worker.models.gguf_file import GgufFile
 from tokenmill.worker.models.tokenizer import GgufTokenizer
 
@@ -100,12 +98,6 @@ def write(path: Path, changes: dict[str, Any] | None = None, *, architecture: st
 def write_gguf(tmp_path: Path) -> WriteGguf:
     """``write`` to a file of the test's own."""
     return partial(write, tmp_path / "tiny.gguf")
-
-
-@pytest.fixture(scope="session")
-def session_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The tiny model with three slots, for tests that only compute with it."""
-    return load_model(f"gguf:{write(tmp_path_factory.mktemp('model') / 'tiny.gguf')}", slots=3).model
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The NumPy backend on a tiny model: right by a plain reference, and the same however the work is cut."""
+"""The NumPy backend on a tiny model: right by a plain reference, and clear about files that it cannot run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.worker.engine.model import Batch, Model
+from tokenmill.worker.engine.model import CachingModel, Model
 from tokenmill.worker.models import load_model
 from tokenmill.worker.models.llama_numpy import LlamaModel
 
+from .backends import forward
+
 SLOTS = 3
-Row = tuple[int, int, list[int]]  # slot, start, tokens
-
-
-def forward(model: Model, *rows: Row, complete: list[bool] | None = None) -> np.ndarray:
-    slots, starts, tokens = zip(*rows, strict=True)
-    return model.forward(
-        Batch(
-            contexts=np.array(slots, np.int32),
-            starts=np.array(starts, np.int32),
-            lengths=np.array([len(t) for t in tokens], np.int32),
-            tokens=np.concatenate(tokens).astype(np.int32),
-            complete=np.array(complete or [True] * len(rows)),
-        )
-    )
 
 
 def reference(path: Path, tokens: list[int]) -> np.ndarray:
@@ -93,33 +79,11 @@ def test_facts_come_from_the_metadata(path: Path, model: Model) -> None:
     assert load_model(f"gguf:{path}", slots=1).name == "tiny"
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_logits_do_not_depend_on_chunks_slots_or_neighbours(session_model: Model, data: st.DataObject) -> None:
-    prompts = data.draw(st.lists(st.lists(st.integers(0, 261), min_size=1, max_size=12), min_size=1, max_size=SLOTS))
-    slots = data.draw(st.permutations(range(SLOTS)))[: len(prompts)]
-    alone = [forward(session_model, (0, 0, prompt))[0] for prompt in prompts]
-    done, last = [0] * len(prompts), [np.empty(0)] * len(prompts)
-    while any(n < len(prompt) for n, prompt in zip(done, prompts, strict=True)):
-        open_rows = [i for i, prompt in enumerate(prompts) if done[i] < len(prompt)]
-        chosen = data.draw(st.lists(st.sampled_from(open_rows), min_size=1, unique=True))
-        ends = [data.draw(st.integers(done[i] + 1, len(prompts[i]))) for i in chosen]
-        complete = [end == len(prompts[i]) for i, end in zip(chosen, ends, strict=True)]
-        rows = [(slots[i], done[i], prompts[i][done[i] : end]) for i, end in zip(chosen, ends, strict=True)]
-        logits = iter(forward(session_model, *rows, complete=complete))
-        for i, end, ready in zip(chosen, ends, complete, strict=True):
-            done[i] = end
-            if ready:
-                last[i] = next(logits)
-    np.testing.assert_allclose(np.stack(last), np.stack(alone), atol=1e-4)
-
-
-def test_a_step_may_be_repeated_and_taken_back(model: Model) -> None:
-    expected = forward(model, (0, 0, [4, 5, 6, 7]))
-    forward(model, (1, 0, [4, 5, 200, 201, 202]))
-    forward(model, (1, 2, [6, 99]))  # an earlier start computes anew what lies after it
-    model.truncate(1, 3)
-    np.testing.assert_allclose(forward(model, (1, 3, [7])), expected, atol=1e-4)
+def test_a_shared_beginning_is_the_computed_one_bit_for_bit(model: Model) -> None:
+    assert isinstance(model, CachingModel)
+    forward(model, (0, 0, [4, 5, 6, 7, 8]))
+    assert model.share(0, 9, 4) == 4
+    np.testing.assert_array_equal(forward(model, (9, 4, [30, 31])), forward(model, (0, 4, [30, 31])))
 
 
 def test_what_a_failed_step_may_have_overwritten_is_forgotten(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,21 +95,6 @@ def test_what_a_failed_step_may_have_overwritten_is_forgotten(model: Model, monk
     with pytest.raises(ValueError, match="context 0 holds 2 tokens"):
         forward(model, (0, 3, [7]))
     np.testing.assert_allclose(forward(model, (0, 2, [6, 7])), forward(model, (1, 0, [4, 5, 6, 7])), atol=1e-4)
-
-
-def test_rows_that_cannot_be_are_refused(model: Model) -> None:
-    with pytest.raises(ValueError, match="context 0 holds 0 tokens, but the row starts at 1"):
-        forward(model, (0, 1, [5]))
-    with pytest.raises(ValueError, match="exceeds the context of 64"):
-        forward(model, (0, 0, [5] * 65))
-    for token in (-1, 262):
-        with pytest.raises(ValueError, match="from 0 to 261"):
-            forward(model, (0, 0, [token]))
-    forward(model, (0, 0, [5] * 64))
-
-
-def test_a_batch_without_complete_rows_gives_no_logits(model: Model) -> None:
-    assert forward(model, (0, 0, [5, 6]), complete=[False]).shape == (0, 262)
 
 
 def test_extreme_activations_give_numbers(write_gguf: Callable[..., Path]) -> None:

@@ -1,0 +1,45 @@
+"""The backends under test, and how to hand rows to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.worker.engine.model import Batch, Model
+from tokenmill.worker.models import load_model
+
+from .conftest import write
+
+SLOTS = 4
+Row = tuple[int, int, list[int]]  # context, start, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to compute, on a tiny model of ``SLOTS`` slots and contexts of 64 tokens."""
+
+    name: str
+    load: Callable[[Path], Model]  # from a folder for its files
+    tolerance: float  # between logits of the same tokens computed in other steps
+
+
+BACKENDS = [
+    Backend("numpy", lambda folder: load_model(f"gguf:{write(folder / 'tiny.gguf')}", slots=SLOTS).model, 1e-4),
+]
+
+
+def forward(model: Model, *rows: Row, complete: list[bool] | None = None) -> np.ndarray:
+    """Logits of one step with these rows."""
+    contexts, starts, tokens = zip(*rows, strict=True)
+    return model.forward(
+        Batch(
+            contexts=np.array(contexts, np.int32),
+            starts=np.array(starts, np.int32),
+            lengths=np.array([len(t) for t in tokens], np.int32),
+            tokens=np.concatenate(tokens).astype(np.int32),
+            complete=np.array(complete or [True] * len(rows)),
+        )
+    )
