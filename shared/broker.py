@@ -108,7 +108,7 @@ class Broker(Connection):
             args += [saved.id, saved.fence, *_chunk(saved)]
         owned, claims, posted, stored = self._run("exchange", [self.keys.own(worker)], args)
         return Exchanged(
-            {request_id.decode(): int(fence) for request_id, fence in zip(owned[::2], owned[1::2], strict=True)},
+            {request_id.decode(): int(float(fence)) for request_id, fence in zip(owned[::2], owned[1::2], strict=True)},
             [_claim(*claim) for claim in claims],
             posted,
             stored,

@@ -10,15 +10,33 @@ from typing import Any
 
 import redis
 
-_SHARED = ("_prelude", "_endings", "_pushes")
+# What is put in front of each script: every call makes the functions of all of it anew, so no script gets more than it needs.
+_PRELUDE = ("_prelude",)
+_LIVES = (*_PRELUDE, "_lives")
+_ENDINGS = (*_LIVES, "_endings")
+_PUSHES = (*_ENDINGS, "_pushes")
+_SHARED = {
+    "cancel": _ENDINGS,
+    "configure": _PRELUDE,
+    "empty": _PUSHES,
+    "enqueue": _LIVES,
+    "exchange": _PUSHES,
+    "reclaim": _ENDINGS,
+    "register": _PRELUDE,
+    "release": _ENDINGS,
+    "renew": _PRELUDE,
+    "requeue": _PRELUDE,
+}
+_SCRIPT = b"local function script()\n%send\nlocal answer = script()\nwrite_counts()\nreturn answer\n"
 _LOADS = 3  # the broker may restart, and forget, between a load and the call
 
 
 @cache
 def source(name: str) -> bytes:
-    """Text of one script as the broker gets it: what all scripts share, then the script's own file."""
+    """Text of one script as the broker gets it: what it shares with others, then its own file as a function."""
     folder = files("tokenmill.shared") / "scripts"
-    return b"".join((folder / f"{part}.lua").read_bytes() for part in (*_SHARED, name))
+    shared = [(folder / f"{part}.lua").read_bytes() for part in _SHARED[name]]
+    return b"".join(shared) + _SCRIPT % (folder / f"{name}.lua").read_bytes()
 
 
 @cache

@@ -1,4 +1,4 @@
--- What is pushed: the third part of what all scripts share.
+-- What is pushed; stands on `_endings.lua`.
 local LONGEST_TIMEOUT = 2 ^ 53
 
 local function is_id(value)
@@ -20,23 +20,6 @@ local function open(payload, max_payload)
   return said.id, said, nil
 end
 
--- Create the state of a request, as enqueue and claim alike do: `request` has its sha1 and what else is known of it, and
--- gets the rest. `timeout` in milliseconds or nil.
-local function create(id, request, timeout)
-  request.state, request.enqueued = 'waiting', integer(now)
-  if timeout then
-    request.due = integer(now + timeout)
-    redis.call('ZADD', DEADLINES, request.due, id)
-  end
-  local fields = {}
-  for name, value in pairs(request) do
-    fields[#fields + 1] = name
-    fields[#fields + 1] = value
-  end
-  redis.call('HSET', request_key(id), unpack(fields))
-  return request
-end
-
 local function timeout_of(said)
   local timeout = said.timeout_ms
   if type(timeout) == 'number' and timeout >= 1 and timeout < LONGEST_TIMEOUT then return math.floor(timeout) end
@@ -50,23 +33,24 @@ end
 
 local PUSHED = { 'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk' }
 
--- The request of a push that has just left its list: id and fields if it is new, else nothing. Of several pushes under one
--- id the first counts, and an accepted enqueue before a bare push with another body.
+-- The request of a push that has just left its list: id, fields, and whether they are in its hash already; nothing if the
+-- push begins nothing. Of several pushes under one id the first counts, and an accepted enqueue before a bare push with
+-- another body.
 local function take_push(payload, max_payload, ttl)
   if payload == POKE then return end
   local sha1 = #payload <= max_payload and redis.sha1hex(payload)
-  -- Most pushes are an accepted enqueue whose id stands in front: these need no decoding, which costs 6 µs a kilobyte.
-  local id, said, problem = string.match(payload, '^{"id":"([A-Za-z0-9_.:-]+)"'), nil, nil
-  local known = id and read(id, unpack(PUSHED)) or {}
+  -- Most pushes have their id in front. Those of an accepted enqueue need no decoding, which costs 6 µs a kilobyte.
+  local guess = string.match(payload, '^{"id":"([A-Za-z0-9_.:-]+)"')
+  local id, known, said, problem = guess, guess and read(guess, unpack(PUSHED)) or {}, nil, nil
   if known.sha1 ~= sha1 then
     id, said, problem = open(payload, max_payload)
     if not id then return rubbish(problem, '', payload) end
-    known = read(id, unpack(PUSHED))
+    if id ~= guess then known = read(id, unpack(PUSHED)) end
   end
   if known.state == 'waiting' and known.sha1 == sha1 and not known.deliveries then
     dequeue(known)
     if problem then return refuse(id, known, payload, problem, 'invalid_request', ttl) end
-    return id, known
+    return id, known, true
   end
   if known.husk and known.sha1 == sha1 then return meet_husk(id, known.husk) end
   if known.state then
@@ -75,6 +59,7 @@ local function take_push(payload, max_payload, ttl)
   end
   count('enqueued')
   if problem then return refuse(id, {}, payload, problem, 'invalid_request', ttl) end
-  local stream = said.stream == true and '1' or nil
-  return id, create(id, { sha1 = sha1, stream = stream, cancelled = known.cancelled }, timeout_of(said))
+  local request = { sha1 = sha1, stream = said.stream == true and '1' or nil, cancelled = known.cancelled }
+  begin(id, request, timeout_of(said))
+  return id, request, false
 end

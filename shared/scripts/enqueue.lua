@@ -9,7 +9,6 @@ local cost, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumb
 local list = assert(LISTS[priority], 'no such priority')
 local RETRY_AFTER = 1000
 
-local meta = read_hash(META, 'max_depth', 'max_queued_tokens', 'queued_tokens', 'husks')
 local waiting, queued_tokens = depth(), tonumber(meta.queued_tokens or 0)
 
 local function answer(status, state, about)
@@ -49,18 +48,17 @@ if key ~= '' then
   request.kept_until = integer(now + key_ttl)
 end
 count('enqueued')
-if counters_lie then redis.call('HDEL', META, 'queued_tokens', 'husks') end
-write_layout()
 if known.cancelled then -- before it came
   end_early(id, request, 'cancelled', tonumber(known.cancelled))
-  return answer('ok', 'cancelled')
+else
+  if cost > 0 then request.cost = integer(cost) end
+  begin(id, request, timeout > 0 and timeout or nil)
+  redis.call('HSET', request_key(id), unpack(flat(request)))
+  if priority ~= 'normal' then poke() end
+  redis.call('RPUSH', list, payload)
+  waiting = waiting + 1
 end
-if cost > 0 then
-  request.cost = integer(cost)
-  queued_tokens = redis.call('HINCRBY', META, 'queued_tokens', request.cost)
-end
-create(id, request, timeout > 0 and timeout or nil)
-if priority ~= 'normal' then poke() end
-redis.call('RPUSH', list, payload)
-waiting = waiting + 1
-return answer('ok', 'waiting')
+if counters_lie then redis.call('HDEL', META, 'queued_tokens', 'husks') end
+if request.cost then queued_tokens = redis.call('HINCRBY', META, 'queued_tokens', request.cost) end
+write_layout()
+return answer('ok', known.cancelled and 'cancelled' or 'waiting')

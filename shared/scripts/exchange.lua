@@ -15,6 +15,8 @@ local lease, ttl, max_payload = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(A
 local finishes, checkpoints = tonumber(ARGV[7]), tonumber(ARGV[8])
 local FIRST, FINISH_WIDTH, CHECKPOINT_WIDTH = 9, 8, 6
 local own = KEYS[13]
+local lapses = integer(now + lease)
+local MOST_MEMBERS = 1000 -- that go into one command: Lua cannot unpack any number
 
 -- Append tokens to the stream of a request if they begin where it ends.
 local function append(id, request, start, total, ids, text)
@@ -27,6 +29,8 @@ local function append(id, request, start, total, ids, text)
   return 1
 end
 
+local ended = {} -- worker -> ids that it owns no longer
+
 local function finish_one(id, fence, reason, body, start, total, ids, text)
   local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens', 'due', 'kept_until')
   if request.fence ~= fence then
@@ -36,10 +40,24 @@ local function finish_one(id, fence, reason, body, start, total, ids, text)
   if request.state ~= 'running' then return 1 end
   -- A gap here means that the broker has lost tokens that it once had: the reply, which has all of them, still counts.
   if request.stream then append(id, request, tonumber(start), tonumber(total), ids, text) end
-  redis.call('ZREM', LEASES, id)
-  redis.call('ZREM', own_key(request.worker), id)
   finish(id, request, reason, body, ttl)
+  ended[request.worker] = ended[request.worker] or {}
+  table.insert(ended[request.worker], id)
   return 1
+end
+
+-- One command for as many members of a set as Lua can pass on at once.
+local function on_members(command, key, members)
+  for first = 1, #members, MOST_MEMBERS do
+    redis.call(command, key, unpack(members, first, math.min(first + MOST_MEMBERS - 1, #members)))
+  end
+end
+
+local function disown_ended()
+  for owner, ids in pairs(ended) do
+    on_members('ZREM', LEASES, ids)
+    on_members('ZREM', own_key(owner), ids)
+  end
 end
 
 local function checkpoint_one(id, fence, start, total, ids, text)
@@ -52,23 +70,23 @@ local function checkpoint_one(id, fence, start, total, ids, text)
   return append(id, request, tonumber(start), tonumber(total), ids, text)
 end
 
-local function delivery(id)
-  local request = read(id, 'fence', 'payload', 'deliveries', 'enqueued', 'claimed', 'tokens')
-  assert(request.payload and request.deliveries)
+local function delivery(id, request)
   local ids, text = '', ''
   if request.tokens then ids, text = saved_output(id) end
   local queue_ms, age_ms = request.claimed - request.enqueued, now - request.enqueued
-  return { id, request.fence, request.payload, request.deliveries, integer(queue_ms), integer(age_ms), ids, text }
+  local payload, deliveries = assert(request.payload), assert(request.deliveries)
+  return { id, request.fence, payload, deliveries, integer(queue_ms), integer(age_ms), ids, text }
 end
 
 local free, fence, claims = 0, 0, {}
+local new_leases, new_own = {}, {} -- score, id, score, id, ...
 
 -- Add a delivery to the answer; a request that somebody has damaged is ended rather than claimed for ever.
-local function answer_with(id)
-  local ok, answer = pcall(delivery, id)
+local function answer_with(id, request)
+  local ok, answer = pcall(delivery, id, request)
   if ok then
     claims[#claims + 1] = answer
-    return
+    return true
   end
   count('script_errors')
   redis.call('ZREM', LEASES, id)
@@ -76,18 +94,29 @@ local function answer_with(id)
   refuse(id, {}, '', 'the state of the request is damaged', 'internal', ttl)
 end
 
--- Begin a waiting request, or end it if it was called off meanwhile; what is in `new` goes into its hash.
+-- Answer once more with what the worker owns and has not heard of; true if there is anything.
+local function answer_again()
+  local unseen = redis.call('ZRANGEBYSCORE', own, '(' .. ack, '+inf')
+  for _, id in ipairs(unseen) do
+    answer_with(id, read(id, 'fence', 'payload', 'deliveries', 'enqueued', 'claimed', 'tokens'))
+  end
+  return #unseen > 0
+end
+
+-- Begin a waiting request, or end it if it was called off meanwhile. `new` goes into its hash as well; nil: nothing is in
+-- its hash yet.
 local function claim(id, request, new)
   local reason = called_off(request)
   if reason then return end_early(id, request, reason, ttl) end
   fence, free = fence + 1, free - 1
-  local key = request_key(id)
-  redis.call('HSET', key, 'state', 'running', 'fence', integer(fence), 'worker', worker, unpack(new))
-  redis.call('HINCRBY', key, 'deliveries', 1)
-  redis.call('HSETNX', key, 'claimed', integer(now))
-  redis.call('ZADD', LEASES, integer(now + lease), id)
-  redis.call('ZADD', own, integer(fence), id)
-  answer_with(id)
+  request.state, request.fence, request.worker = 'running', integer(fence), worker
+  request.deliveries, request.claimed = integer((request.deliveries or 0) + 1), request.claimed or integer(now)
+  if not answer_with(id, request) then return end
+  local fields = new or flat(request)
+  redis.call('HSET', request_key(id), 'state', 'running', 'fence', request.fence, 'worker', worker, 'deliveries',
+    request.deliveries, 'claimed', request.claimed, unpack(fields))
+  local n = #new_own
+  new_leases[n + 1], new_leases[n + 2], new_own[n + 1], new_own[n + 2] = lapses, id, request.fence, id
 end
 
 -- An id that ended, or whose second life waits for its own turn, is left alone.
@@ -100,10 +129,10 @@ local function claim_resumed(id, alone)
 end
 
 local function claim_pushed(payload)
-  local id, request = take_push(payload, max_payload, ttl)
+  local id, request, written = take_push(payload, max_payload, ttl)
   if not id then return end
   request.payload = payload
-  claim(id, request, { 'payload', payload })
+  claim(id, request, written and { 'payload', payload } or nil)
 end
 
 local function claim_item(item, claim_one)
@@ -125,20 +154,22 @@ end
 local TURNS = { HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, REQUESTS, HIGH, HIGH, HIGH, LOW }
 
 -- Take new requests until the slots are full; bounded, however much of it is rubbish. An empty list gives its turn to the
--- first that is not.
+-- first that is not; the only one that is not gets as many turns as there are slots.
 local function claim_in_turns(turn)
-  local waiting, order, taken = {}, { HIGH, REQUESTS, LOW }, 0
+  local waiting, order, taken, most = {}, { HIGH, REQUESTS, LOW }, 0, 2 * free + 16
   for _, list in ipairs(order) do waiting[list] = redis.call('LLEN', list) end
-  for _ = 1, 2 * free + 16 do
+  local total = waiting[HIGH] + waiting[REQUESTS] + waiting[LOW]
+  while free > 0 and total > 0 and most > 0 do
     local list = TURNS[(turn + taken) % #TURNS + 1]
     for _, other in ipairs(order) do
       if waiting[list] == 0 then list = other end
     end
-    if free == 0 or waiting[list] == 0 then break end
-    local item = redis.call('LPOP', list)
-    waiting[list] = waiting[list] - 1
-    if item ~= POKE then taken = taken + 1 end
-    claim_item(item, claim_pushed)
+    local run = waiting[list] == total and math.min(free, total, most) or 1
+    for _, item in ipairs(redis.call('LPOP', list, run)) do
+      if item ~= POKE then taken = taken + 1 end
+      claim_item(item, claim_pushed)
+    end
+    waiting[list], total, most = waiting[list] - run, total - run, most - run
   end
   if taken > 0 then redis.call('HSET', META, 'turn', (turn + taken) % #TURNS) end
 end
@@ -161,9 +192,7 @@ end
 local function claim_new()
   local held = redis.call('ZCARD', own)
   free = slots - held
-  if free <= 0 or redis.call('EXISTS', RESUME, SUSPECTS, HIGH, REQUESTS, LOW) == 0 then return end
-  local meta = read_hash(META, 'fence', 'turn', 'suspended')
-  if meta.suspended then return end
+  if meta.suspended or free <= 0 or redis.call('EXISTS', RESUME, SUSPECTS, HIGH, REQUESTS, LOW) == 0 then return end
   fence = math.max(tonumber(meta.fence or 0), now_us)
   redis.call('HSET', META, 'fence', integer(fence + free))
   write_layout()
@@ -176,10 +205,8 @@ end
 local checkpointed = each(FIRST + finishes * FINISH_WIDTH, CHECKPOINT_WIDTH, checkpoints, checkpoint_one)
 local finished = each(FIRST, FINISH_WIDTH, finishes, finish_one)
 
-local unseen = redis.call('ZRANGEBYSCORE', own, '(' .. ack, '+inf')
-for _, id in ipairs(unseen) do answer_with(id) end
-if #unseen == 0 then claim_new() end
-
-local owned = redis.call('ZRANGE', own, 0, -1, 'WITHSCORES')
-for i = 2, #owned, 2 do owned[i] = integer(owned[i]) end
-return { owned, claims, finished, checkpointed }
+disown_ended()
+if not answer_again() then claim_new() end
+on_members('ZADD', LEASES, new_leases)
+on_members('ZADD', own, new_own)
+return { redis.call('ZRANGE', own, 0, -1, 'WITHSCORES'), claims, finished, checkpointed }

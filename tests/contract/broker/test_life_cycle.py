@@ -58,15 +58,12 @@ MUTANTS = {
         "known.state == 'waiting' and not",
     ),
     "more claims than slots": ("free = slots - held", "free = slots"),
-    "finished but owned": ("  redis.call('ZREM', own_key(request.worker), id)\n  finish(", "  finish("),
+    "finished but owned": ("    on_members('ZREM', own_key(owner), ids)\n", ""),
     "given back but owned": (
         "  redis.call('ZREM', own_key(request.worker), id)\n  local reason",
         "  local reason",
     ),
-    "finished but leased": (
-        "  redis.call('ZREM', LEASES, id)\n  redis.call('ZREM', own_key(request.worker), id)\n  finish(",
-        "  redis.call('ZREM', own_key(request.worker), id)\n  finish(",
-    ),
+    "finished but leased": ("    on_members('ZREM', LEASES, ids)\n", ""),
     "renew without the fence": (
         "if request.state == 'running' and request.fence == fence then",
         "if request.state == 'running' then",
