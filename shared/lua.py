@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-# What is put in front of each script: every call makes the functions of all of it anew, so no script gets more than it needs.
+# What is put in front of each script, and no more than it needs: every call makes all functions anew.
 _PRELUDE = ("_prelude",)
 _LIVES = (*_PRELUDE, "_lives")
 _ENDINGS = (*_LIVES, "_endings")

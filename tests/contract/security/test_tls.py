@@ -72,8 +72,13 @@ class TlsFront:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_broker, to_broker = await asyncio.open_connection(HOST, self._upstream_port)
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             await asyncio.gather(_copy(reader, to_broker), _copy(from_broker, writer))
+        except asyncio.CancelledError:
+            pass
+        finally:
+            to_broker.transport.abort()
+            writer.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
