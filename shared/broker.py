@@ -243,25 +243,9 @@ def _token_ids(joined: bytes) -> list[int]:
 
 
 def _claim(
-    request_id: bytes,
-    fence: bytes,
-    payload: bytes,
-    deliveries: bytes,
-    queue_ms: bytes,
-    age_ms: bytes,
-    ids: bytes,
-    text: bytes,
+    request_id: bytes, fence: int, payload: bytes, deliveries: int, queue_ms: int, age_ms: int, ids: bytes, text: bytes
 ) -> Claim:
-    return Claim(
-        request_id.decode(),
-        int(fence),
-        payload,
-        int(deliveries),
-        int(queue_ms),
-        int(age_ms),
-        _token_ids(ids),
-        text.decode(),
-    )
+    return Claim(request_id.decode(), fence, payload, deliveries, queue_ms, age_ms, _token_ids(ids), text.decode())
 
 
 def _token_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> TokenEntry:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import socket
+import sys
 import uuid
 from typing import Any
 
@@ -15,6 +16,8 @@ from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 from tokenmill.shared.options import extra_option, option
 from tokenmill.shared.settings import DEFAULTS
 from tokenmill.worker.signals import StopSignal
+
+SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the loop's thread computes
 
 
 @click.command(short_help="Run one worker on a queue.")
@@ -48,6 +51,7 @@ def worker(redis: str | None, queue: str, parent_pid: int | None, **given: Any) 
 def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
     """Connect, load the model and work until stopped; returns the exit code."""
     _use_threads(settings.threads)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     from tokenmill.shared.broker import Broker, connect
     from tokenmill.worker.loop import Worker
     from tokenmill.worker.models import load_model

@@ -30,6 +30,7 @@ class Exchange:
         self._broker = broker
         self._worker = worker
         self._slots = slots
+        self._most_finished = (slots + 1) // 2  # in one exchange
         self._lease_ms = lease_ms
         self._reply_ttl_ms = reply_ttl_ms
         self._block_s = block_s
@@ -112,11 +113,14 @@ class Exchange:
             return self._posted <= self._answered
 
     def _carry(self) -> None:
-        """One exchange for all that was posted by now."""
+        """One exchange for what was posted by now, with the replies of at most half of the slots.
+
+        Of short requests, which all end in the same step, half are then computed while the broker takes the others.
+        """
         with self._changed:
-            finished, self._finished = self._finished, []
+            finished, self._finished = self._finished[: self._most_finished], self._finished[self._most_finished :]
             checkpoints, self._checkpoints = self._checkpoints, []
-            posted = self._posted
+            posted = None if self._finished else self._posted
         answer = self._exchange(finished, checkpoints)
         if answer is not None:
             self._deliver(answer, checkpoints, posted)

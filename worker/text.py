@@ -46,6 +46,8 @@ class TextStream:
         return last + held
 
     def _advance(self, new: str) -> str:
+        if not self._stop:
+            return new
         seen = len(self._held)
         text = self._held + new
         if self._n_tokens >= self._min_tokens and (match := self._first_match(text, seen)):

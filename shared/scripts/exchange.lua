@@ -74,8 +74,8 @@ local function delivery(id, request)
   local ids, text = '', ''
   if request.tokens then ids, text = saved_output(id) end
   local queue_ms, age_ms = request.claimed - request.enqueued, now - request.enqueued
-  local payload, deliveries = assert(request.payload), assert(request.deliveries)
-  return { id, request.fence, payload, deliveries, integer(queue_ms), integer(age_ms), ids, text }
+  local payload, deliveries = assert(request.payload), assert(tonumber(request.deliveries))
+  return { id, tonumber(request.fence), payload, deliveries, queue_ms, age_ms, ids, text }
 end
 
 local free, fence, claims = 0, 0, {}

@@ -87,6 +87,32 @@ def test_a_slow_broker_does_not_hold_up_the_loop(broker: FakeBroker, exchange: E
     assert [f.id for call in broker.calls for f in call["finished"]] == ["a", "b"]
 
 
+def test_requests_that_end_together_go_in_two_calls_so_that_the_first_brings_work_meanwhile(
+    broker: FakeBroker, exchange: Exchange
+) -> None:
+    first = Exchanged(owned={"e": 9}, claims=[claim("e", 9)], finished=[1, 1], checkpoints=[])
+    broker.answers = [first, NOTHING]
+    exchange.post([reply(name) for name in "abcd"], [])
+    answers = exchange.collect(DEADLINE_S)
+    assert [answer for answer, _ in answers] == [first, NOTHING]
+    assert [[f.id for f in call["finished"]] for call in broker.calls] == [["a", "b"], ["c", "d"]]
+
+
+def test_the_first_answer_is_there_while_the_second_call_is_under_way(broker: FakeBroker, exchange: Exchange) -> None:
+    first = Exchanged(owned={"e": 9}, claims=[claim("e", 9)], finished=[1, 1], checkpoints=[])
+    take = broker.exchange
+
+    def exchange_once(worker: str, **call: Any) -> Exchanged:
+        answer = take(worker, **call)
+        broker.gate.clear()
+        return answer
+
+    broker.answers = [first, NOTHING]
+    broker.exchange = exchange_once  # type: ignore[method-assign]
+    exchange.post([reply(name) for name in "abcd"], [])
+    assert [answer for answer, _ in exchange.await_work(DEADLINE_S)] == [first]
+
+
 def test_a_call_that_failed_is_repeated_unchanged(broker: FakeBroker, exchange: Exchange) -> None:
     broker.answers = [BrokerUnreachableError("away"), BrokerUnreachableError("away"), NOTHING]
     exchange.post([reply("a")], [])
