@@ -133,10 +133,10 @@ class Feed:
         return True
 
     def _send_doubtful(self) -> None:
-        while self._doubtful:
+        while self._doubtful and self._clock() >= self._room_at:
             sent = self._outstanding.get(self._doubtful[0])
-            if sent is not None:
-                self._send(sent.request)
+            if sent is not None and not self._send(sent.request):
+                return
             self._doubtful.popleft()
 
     def _sweep(self) -> None:

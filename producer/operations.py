@@ -75,11 +75,7 @@ def limits(redis: str | None, queue: str, max_depth: int | None, max_queued_toke
     """
     broker = _open(redis, queue)
     if (max_depth, max_queued_tokens) != (None, None):
-        known = broker.info()
-        broker.set_limits(
-            known.max_depth if max_depth is None else max_depth,
-            known.max_queued_tokens if max_queued_tokens is None else max_queued_tokens,
-        )
+        broker.set_limits(max_depth, max_queued_tokens)
     now = broker.info()
     click.echo(f"max depth: {now.max_depth or 'none'} ({now.waiting} requests are waiting)")
     click.echo(f"max queued tokens: {now.max_queued_tokens or 'none'} ({now.queued_tokens} are queued)")

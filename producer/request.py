@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from tokenmill.shared.broker import Broker
-from tokenmill.shared.errors import TokenmillError, UsageError
+from tokenmill.shared.errors import BrokerFullError, TokenmillError, UsageError
 from tokenmill.shared.protocol import StrictRequest
 from tokenmill.shared.settings import DEFAULTS
 
 _BYTES_PER_TOKEN = 4  # of text, roughly: producers have no tokenizer
+_BROKER_FULL_RETRY_S = 1.0  # a broker at maxmemory does not say when it will have room
 
 
 class IdInUseError(UsageError):
@@ -20,7 +21,7 @@ class IdInUseError(UsageError):
 
 
 class QueueFullError(TokenmillError):
-    """The queue takes no more for now; ``retry_after`` says in how many seconds to try again."""
+    """The queue, or its whole broker, takes no more for now; ``retry_after`` says in how many seconds to try again."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -49,15 +50,18 @@ def send(broker: Broker, request: StrictRequest) -> str:
 
     That is its own id, but under a known idempotency key the first request's. Raises IdInUseError and QueueFullError.
     """
-    answer = broker.enqueue(
-        request.id,
-        encode(request),
-        stream=request.stream,
-        priority=request.priority,
-        timeout_ms=request.timeout_ms,
-        cost=cost(request),
-        idempotency_key=request.idempotency_key,
-    )
+    try:
+        answer = broker.enqueue(
+            request.id,
+            encode(request),
+            stream=request.stream,
+            priority=request.priority,
+            timeout_ms=request.timeout_ms,
+            cost=cost(request),
+            idempotency_key=request.idempotency_key,
+        )
+    except BrokerFullError as error:
+        raise QueueFullError(f"{error}; try again in {_BROKER_FULL_RETRY_S:g} s", _BROKER_FULL_RETRY_S) from error
     if answer.status == "full":
         retry_after = answer.retry_after_ms / 1000
         raise QueueFullError(

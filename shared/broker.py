@@ -138,9 +138,11 @@ class Broker(Connection):
         worker must not serve the queue. Only a queue in which nothing waits, runs or works changes its model."""
         return str(self._run("register", [], [worker, fingerprint, lease_ms]).decode())
 
-    def set_limits(self, max_depth: int, max_queued_tokens: int) -> None:
-        """Bound what waits, for all producers of the queue; 0 is no limit. Bare pushes are never refused."""
-        self._run("configure", [], ["max_depth", max_depth or "", "max_queued_tokens", max_queued_tokens or ""])
+    def set_limits(self, max_depth: int | None = None, max_queued_tokens: int | None = None) -> None:
+        """Bound what waits, for all producers of the queue; 0 is no limit, None leaves the one that is set. Bare pushes
+        are never refused."""
+        limits = {"max_depth": max_depth, "max_queued_tokens": max_queued_tokens}
+        self._run("configure", [], _flat([(name, limit or "") for name, limit in limits.items() if limit is not None]))
 
     def suspend(self) -> None:
         """Let workers begin nothing more; what runs goes on, and requests are still accepted."""
@@ -234,8 +236,8 @@ def _chunk(part: Finish | Checkpoint) -> tuple[int, int, str, str]:
     return part.start, len(part.token_ids), ",".join(map(str, part.token_ids)), part.text
 
 
-def _flat(held: Sequence[tuple[str, int]]) -> list[str | int]:
-    return [part for pair in held for part in pair]
+def _flat(pairs: Sequence[tuple[str, str | int]]) -> list[str | int]:
+    return [part for pair in pairs for part in pair]
 
 
 def _token_ids(joined: bytes) -> list[int]:

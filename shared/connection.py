@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, 
 from redis.retry import Retry
 
 from tokenmill.shared import lua
-from tokenmill.shared.errors import BrokerUnreachableError, TokenmillError, UsageError
+from tokenmill.shared.errors import BrokerFullError, BrokerUnreachableError, TokenmillError, UsageError
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.settings import DEFAULTS
 
@@ -89,7 +89,7 @@ class Connection:
         except (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError) as error:
             raise BrokerUnreachableError(f"no broker at {self.address}: {error}") from error
         except OutOfMemoryError as error:
-            raise TokenmillError(
+            raise BrokerFullError(
                 f"the broker at {self.address} is full (maxmemory): let the workers catch up, or give it more"
             ) from error
         except ResponseError as error:

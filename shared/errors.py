@@ -21,6 +21,10 @@ class BrokerUnreachableError(TokenmillError):
     exit_code = 3
 
 
+class BrokerFullError(TokenmillError):
+    """The broker is at `maxmemory` and takes nothing more until others make room; what it has is served."""
+
+
 class ModelLoadError(TokenmillError):
     """The model cannot be loaded: an unknown spec, a missing or unreadable file, a missing package."""
 

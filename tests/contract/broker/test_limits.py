@@ -31,6 +31,13 @@ def test_a_queue_at_its_depth_is_full_for_all_producers(broker: Broker, server_u
     assert broker.enqueue("c", body("c")).status == "ok"
 
 
+def test_one_limit_is_set_without_the_other(broker: Broker) -> None:
+    broker.set_limits(2, 100)
+    broker.set_limits(max_depth=3)
+    broker.set_limits(max_queued_tokens=0)
+    assert (broker.info().max_depth, broker.info().max_queued_tokens) == (3, 0)
+
+
 def test_what_was_begun_before_counts_as_waiting(broker: Broker, worker: Worker) -> None:
     broker.set_limits(1, 0)
     broker.enqueue("a", body("a"))

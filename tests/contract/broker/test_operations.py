@@ -108,7 +108,7 @@ def test_a_long_queue_is_emptied_in_bounded_steps(broker: Broker, client: Any) -
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before in (4, 5)  # one more to load the script
 
 
-def test_cancel_and_empty_work_on_a_full_broker(broker: Broker, client: Any, worker: Worker) -> None:
+def test_operators_are_heard_by_a_full_broker(broker: Broker, client: Any, worker: Worker) -> None:
     for name in ("running", "waiting", "other"):
         broker.enqueue(name, body(name), timeout_ms=60_000)
     worker.slots = 1
@@ -118,6 +118,9 @@ def test_cancel_and_empty_work_on_a_full_broker(broker: Broker, client: Any, wor
         assert broker.cancel("waiting") == "cancelled"
         assert broker.cancel("running") == "signalled"
         assert broker.cancel("unknown") == "remembered"
+        broker.set_limits(max_depth=5)
+        broker.suspend()
+        broker.resume()
         assert worker.exchange(done(running, "cancelled"), slots=0).finished == [1]
         assert broker.empty() == 1
     finally:

@@ -153,8 +153,9 @@ class FakeBroker:
         self.look()
         return self.settings._replace(waiting=len(self.payloads), workers=self.workers)
 
-    def set_limits(self, max_depth: int, max_queued_tokens: int) -> None:
-        self.settings = self.settings._replace(max_depth=max_depth, max_queued_tokens=max_queued_tokens)
+    def set_limits(self, max_depth: int | None = None, max_queued_tokens: int | None = None) -> None:
+        limits = {"max_depth": max_depth, "max_queued_tokens": max_queued_tokens}
+        self.settings = self.settings._replace(**{name: limit for name, limit in limits.items() if limit is not None})
 
     def suspend(self) -> None:
         self.settings = self.settings._replace(suspended=True)
