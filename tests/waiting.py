@@ -14,11 +14,11 @@ DEADLINE_S = 20.0
 
 
 def eventually(look: Callable[[], T | None]) -> T:
-    """What ``look`` finds, once that is something else than None or False; fails after 20 s."""
+    """What ``look`` finds, once it is true (not None, 0, or empty); fails after 20 s."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = look()
-        if found is not None and found is not False:
+        if found:
             return found
         time.sleep(0.005)
     raise AssertionError("it did not happen in time")

@@ -1,7 +1,7 @@
 -- cancel(id, ttl) -> 'cancelled', 'signalled', 'remembered', or the state of a finished request
 --
 -- A waiting request ends at once, a running one when its worker hears of it (renew). An unknown id is remembered for as
--- long as a reply is kept: a push that is under way, or that nobody has opened yet, then ends as cancelled.
+-- long as a reply is kept: a bare push that nobody has opened yet, or an enqueue that is under way, then ends as cancelled.
 pass_maxmemory()
 local id, ttl = ARGV[1], tonumber(ARGV[2])
 

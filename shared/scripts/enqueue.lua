@@ -8,6 +8,7 @@ local id, payload, stream, priority, timeout = ARGV[1], ARGV[2], ARGV[3], ARGV[4
 local cost, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
 local list = assert(LISTS[priority], 'no such priority')
 local RETRY_AFTER = 1000
+local CANCEL_OVERTAKES = 60000 -- a cancel that is older has not overtaken this call: it was meant for an earlier life of the id
 
 local waiting, queued_tokens = depth(), tonumber(meta.queued_tokens or 0)
 
@@ -48,12 +49,17 @@ if key ~= '' then
   request.kept_until = integer(now + key_ttl)
 end
 count('enqueued')
-if known.cancelled then -- before it came
+local overtaken = known.cancelled and known.cancelled - redis.call('PTTL', request_key(id)) < CANCEL_OVERTAKES
+if overtaken then
   end_early(id, request, 'cancelled', tonumber(known.cancelled))
 else
   if cost > 0 then request.cost = integer(cost) end
   begin(id, request, timeout > 0 and timeout or nil)
   redis.call('HSET', request_key(id), unpack(flat(request)))
+  if known.cancelled then
+    redis.call('HDEL', request_key(id), 'cancelled')
+    redis.call('PERSIST', request_key(id))
+  end
   if priority ~= 'normal' then poke() end
   redis.call('RPUSH', list, payload)
   waiting = waiting + 1
@@ -61,4 +67,4 @@ end
 if counters_lie then redis.call('HDEL', META, 'queued_tokens', 'husks') end
 if request.cost then queued_tokens = redis.call('HINCRBY', META, 'queued_tokens', request.cost) end
 write_layout()
-return answer('ok', known.cancelled and 'cancelled' or 'waiting')
+return answer('ok', overtaken and 'cancelled' or 'waiting')

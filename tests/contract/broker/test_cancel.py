@@ -122,6 +122,21 @@ def test_a_cancel_overtakes_the_push_that_it_is_for(broker: Broker, client: Any,
     assert broker.enqueue("enqueued", body("enqueued"))[:2] == ("duplicate", "cancelled")
 
 
+def test_a_cancel_of_a_forgotten_id_does_not_touch_a_request_that_is_enqueued_later(
+    broker: Broker, client: Any, worker: Worker
+) -> None:
+    for name, seconds in (("in-time", 50), ("later", 70)):
+        broker.cancel(name)
+        client.pexpire(broker.keys.request(name), 3_600_000 - seconds * 1000)  # so much time passes
+
+    assert broker.enqueue("in-time", body("in-time"))[:2] == ("ok", "cancelled")
+    assert broker.enqueue("later", body("later"))[:2] == ("ok", "waiting")
+
+    assert client.pttl(broker.keys.request("later")) == -1
+    assert worker.finish(worker.claim_one()) == 1
+    assert broker.state("later") == "stop"
+
+
 def test_a_reused_id_is_a_new_request_that_the_old_cancel_does_not_touch(
     broker: Broker, client: Any, worker: Worker
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_process_that_ran_for_long_is_not_held_to_old_crashes(
     for _ in range(MAX_CRASHES + 1):
         clock.now += STEADY_S
         os.kill(process.pid, signal.SIGKILL)
-        eventually(process.ended)
+        eventually(lambda: process.ended() is not None)
         clock.now += BACKOFF_S
         process.restart_when_due()
         assert process.is_running()
@@ -99,13 +99,13 @@ def test_a_process_that_ran_for_long_is_not_held_to_old_crashes(
 
 def test_the_last_words_are_the_last_line_without_our_prefix(start: Callable[[str], WorkerProcess]) -> None:
     process = start("import sys; sys.exit('first\\ntokenmill: error: no such model\\n')")
-    eventually(process.ended)
+    eventually(lambda: process.ended() is not None)
     assert process.last_words() == "no such model"
 
 
 def test_new_lines_are_whole_lines_told_once(start: Callable[[str], WorkerProcess]) -> None:
     process = start("import sys; sys.stderr.write('one\\ntwo\\nhalf'); sys.stderr.flush()")
-    eventually(process.ended)
+    eventually(lambda: process.ended() is not None)
     assert process.new_lines() == ["one", "two"]
     assert process.new_lines() == []
 
@@ -118,7 +118,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(
         f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}]);"
         "print(child.pid, file=sys.stderr, flush=True); time.sleep(60)"
     )
-    child = int(eventually(lambda: process.new_lines() or None)[0])
+    child = int(eventually(process.new_lines)[0])
     process.terminate()
     process.kill(0.05)
     assert not process.is_running()
