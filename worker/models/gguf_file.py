@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -81,12 +81,27 @@ class GgufFile:
     def tensor_names(self) -> Iterable[str]:
         return self._tensors.keys()
 
-    def tensor(self, name: str, shape: tuple[int, ...], out: Float32 | None = None) -> Float32:
-        """One tensor as float32 of ``shape`` (output rows first), written into ``out`` if given."""
+    def tensor_type(self, name: str) -> str:
+        """How one tensor is encoded: ``F32``, ``Q4_1``, …"""
+        return str(self._find(name).tensor_type.name)
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The bytes of one tensor of ``shape`` (output rows first), [rows, bytes of a row]: a window on the file."""
+        tensor = self._find(name, shape)
+        encoded: NDArray[np.uint8] = tensor.data.reshape(shape[0], -1)
+        return encoded
+
+    def _find(self, name: str, shape: tuple[int, ...] | None = None) -> ReaderTensor:
         if (tensor := self._tensors.get(name)) is None:
             raise ModelLoadError(f"{self.path} has no tensor {name}")
-        if (found := tuple(int(n) for n in reversed(tensor.shape))) != shape:
+        found = tuple(int(n) for n in reversed(tensor.shape))
+        if shape is not None and found != shape:
             raise ModelLoadError(f"{self.path}: tensor {name} has shape {found}, expected {shape}")
+        return tensor
+
+    def tensor(self, name: str, shape: tuple[int, ...], out: Float32 | None = None) -> Float32:
+        """One tensor as float32 of ``shape`` (output rows first), written into ``out`` if given."""
+        tensor = self._find(name, shape)
         try:
             values = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
         except NotImplementedError as error:

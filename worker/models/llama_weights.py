@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.worker.models.gguf_file import Float32, GgufFile
+from tokenmill.worker.models.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,16 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one block; matrices are [out, in] and what is multiplied together lies together."""
+    """The weights of one block; matrices are [out, in] and what is multiplied together lies together.
 
-    attention_norm: Float32  # [width, 1]
-    qkv: Float32  # [q_width + 2 kv_width, width]
-    attention_out: Float32  # [width, q_width]
-    ffn_norm: Float32  # [width, 1]
-    gate_up: Float32  # [2 ffn_width, width]
-    down: Float32  # [width, ffn_width]
+    What scales the input or output of a product is multiplied into its matrix: the weights of the RMS norm before it,
+    and 1/√head_dim into that of the queries.
+    """
+
+    qkv: Matrix  # [q_width + 2 kv_width, width]
+    attention_out: Matrix  # [width, q_width]
+    gate_up: Matrix  # [2 ffn_width, width]
+    down: Matrix  # [width, ffn_width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +74,27 @@ class LlamaWeights:
     embedding: Float32  # [vocab_size, width]
     layers: list[Layer]
     output_norm: Float32  # [width, 1]
-    head: Float32  # [vocab_size, width]
+    head: Matrix  # [vocab_size, width]
     rope_frequencies: NDArray[np.float64]  # [rotated dims / 2] radians per position
 
     @classmethod
     def of(cls, file: GgufFile, config: LlamaConfig) -> LlamaWeights:
-        """Dequantise every tensor of the file; one that this backend would ignore is an error."""
-        reader = _TensorReader(file)
+        """Dequantise every tensor of the file."""
+        reader = TensorReader(file)
         embedding = reader.read("token_embd.weight", config.vocab_size, config.width)
         tied = "output.weight" not in file
         weights = cls(
             embedding=embedding,
             layers=[_layer(reader, config, f"blk.{i}") for i in range(config.n_layers)],
             output_norm=reader.column("output_norm.weight", config.width),
-            head=embedding if tied else reader.read("output.weight", config.vocab_size, config.width),
-            rope_frequencies=_rope_frequencies(reader, config),
+            head=Matrix(embedding if tied else reader.read("output.weight", config.vocab_size, config.width)),
+            rope_frequencies=rope_frequencies(reader, config),
         )
-        if left := sorted(set(file.tensor_names) - reader.seen):
-            raise ModelLoadError(f"{file.path} is a llama variant with tensors that are not supported: {left[0]}")
+        reader.check_all_seen()
         return weights
 
 
-class _TensorReader:
+class TensorReader:
     """Reads tensors of a file and remembers which."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -114,20 +116,29 @@ class _TensorReader:
             self.read(name, height, width, out=matrix[end - height : end])
         return matrix
 
+    def check_all_seen(self) -> None:
+        """A tensor that a backend would ignore is an error."""
+        if left := sorted(set(self.file.tensor_names) - self.seen):
+            raise ModelLoadError(f"{self.file.path} is a llama variant with tensors that are not supported: {left[0]}")
 
-def _layer(reader: _TensorReader, config: LlamaConfig, name: str) -> Layer:
+
+def _layer(reader: TensorReader, config: LlamaConfig, name: str) -> Layer:
     width, ffn, q, kv = config.width, config.ffn_width, config.q_width, config.kv_width
+    qkv = reader.stacked([f"{name}.attn_{x}.weight" for x in "qkv"], [q, kv, kv], width)
+    qkv *= reader.read(f"{name}.attn_norm.weight", width)
+    qkv[:q] *= np.float32(config.head_dim**-0.5)
+    gate_up = reader.stacked([f"{name}.ffn_gate.weight", f"{name}.ffn_up.weight"], [ffn, ffn], width)
+    gate_up *= reader.read(f"{name}.ffn_norm.weight", width)
     return Layer(
-        attention_norm=reader.column(f"{name}.attn_norm.weight", width),
-        qkv=reader.stacked([f"{name}.attn_{x}.weight" for x in "qkv"], [q, kv, kv], width),
-        attention_out=reader.read(f"{name}.attn_output.weight", width, q),
-        ffn_norm=reader.column(f"{name}.ffn_norm.weight", width),
-        gate_up=reader.stacked([f"{name}.ffn_gate.weight", f"{name}.ffn_up.weight"], [ffn, ffn], width),
-        down=reader.read(f"{name}.ffn_down.weight", width, ffn),
+        qkv=Matrix(qkv),
+        attention_out=Matrix(reader.read(f"{name}.attn_output.weight", width, q)),
+        gate_up=Matrix(gate_up),
+        down=Matrix(reader.read(f"{name}.ffn_down.weight", width, ffn)),
     )
 
 
-def _rope_frequencies(reader: _TensorReader, config: LlamaConfig) -> NDArray[np.float64]:
+def rope_frequencies(reader: TensorReader, config: LlamaConfig) -> NDArray[np.float64]:
+    """How far each pair of dimensions turns from one position to the next, in radians; [turned dimensions / 2]."""
     file = reader.file
     n_dims = file.get("llama.rope.dimension_count", config.head_dim)
     frequencies: NDArray[np.float64] = file.get("llama.rope.freq_base", 10_000.0) ** -(np.arange(0, n_dims, 2) / n_dims)

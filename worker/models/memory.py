@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tokenmill.shared.errors import ModelLoadError
+
+_log = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE
 PARKED_CONTEXTS = 64
@@ -45,3 +48,15 @@ class LazyMemory:
         """
         if end > start and hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def affordable(max_context: int, capacity: int, kv_memory_mib: int) -> int:
+    """The longest context that the memory can hold, if not as long as wished."""
+    if capacity == 0:
+        raise ModelLoadError(f"{kv_memory_mib} MiB cannot hold the keys and values of one token; raise --kv-memory-mib")
+    if capacity < max_context:
+        _log.warning(
+            "contexts are %d tokens long instead of %d: more do not fit into %d MiB; raise --kv-memory-mib for longer",
+            *(capacity, max_context, kv_memory_mib),
+        )
+    return min(max_context, capacity)

@@ -1,0 +1,112 @@
+"""The fast backend's model: contexts, buffers, and one step after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.worker.engine.model import Batch, Int32
+from tokenmill.worker.models.attention import token_positions
+from tokenmill.worker.models.fast.blocks import BlockTables
+from tokenmill.worker.models.fast.forward import OTHER_PHASES, PHASES_PER_LAYER, forward
+from tokenmill.worker.models.fast.layout import BLOCK_TOKENS, MODEL
+from tokenmill.worker.models.fast.packing import aligned
+from tokenmill.worker.models.fast.step import StepBuffers
+from tokenmill.worker.models.fast.team import Team
+from tokenmill.worker.models.fast.weights import FastWeights
+from tokenmill.worker.models.gguf_file import Float32
+from tokenmill.worker.models.llama_weights import LlamaConfig
+from tokenmill.worker.models.memory import LazyMemory, affordable
+
+
+class FastLlamaModel:
+    """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
+
+    Keys and values lie in blocks of 16 tokens, which contexts share where they begin alike. A token's result is the
+    same bits in every batch, chunk and number of threads.
+    """
+
+    gives_logits = True
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: FastWeights,
+        eos_token_ids: tuple[int, ...],
+        *,
+        n_contexts: int,
+        max_context: int,
+        kv_memory_mib: int,
+        threads: int,
+    ) -> None:
+        block = 2 * 2 * BLOCK_TOKENS * config.n_layers * config.kv_width  # bytes: float16 keys and values
+        n_blocks = (kv_memory_mib << 20) // block
+        max_context = affordable(min(max_context, config.context_length), n_blocks * BLOCK_TOKENS, kv_memory_mib)
+        n_blocks = min(n_blocks, n_contexts * math.ceil(max_context / BLOCK_TOKENS))
+        self.n_contexts = n_contexts
+        self.vocab_size: int | None = config.vocab_size
+        self.max_context: int | None = max_context
+        self.eos_token_ids = eos_token_ids
+        self._vocab_size, self._limit = config.vocab_size, max_context
+        self._blocks = BlockTables(n_contexts, max_context, n_blocks)
+        self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16)
+        self._weights = weights
+        self._rotation = _rotation(weights.rope_frequencies, config.head_dim, max_context)
+        self._model = _record(config, weights, self._rotation, self._pool.array)
+        self._buffers = StepBuffers(config, max_context, threads)
+        n_phases = PHASES_PER_LAYER * config.n_layers + OTHER_PHASES
+        arrays = (self._model, weights.layers, self._buffers.record)
+        self._team = Team(threads, n_phases, lambda team, thread: forward(team, thread, *arrays))
+
+    def truncate(self, context: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a context; 0 empties it."""
+        self._blocks.truncate(context, length)
+
+    def share(self, source: int, target: int, length: int) -> int:
+        """Let the empty context ``target`` begin with the first ``length`` tokens of ``source``, in whole blocks."""
+        return self._blocks.share(source, target, length)
+
+    def shortage(self, contexts: Int32, ends: Int32) -> int:
+        """Tokens of KV memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
+        return self._blocks.shortage(contexts, ends)
+
+    def forward(self, batch: Batch) -> Float32:
+        """Compute the batch; float32 logits ``[complete.sum(), vocab_size]``, valid until the next call."""
+        if batch.tokens.min() < 0 or batch.tokens.max() >= self._vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        if (end := (batch.starts + batch.lengths).max()) > self._limit:
+            raise ValueError(f"a row of {end} tokens exceeds the context of {self._limit}")
+        for source, target in self._blocks.begin(batch):
+            self._pool.array[:, target] = self._pool.array[:, source]
+        logits = self._buffers.prepare(batch, token_positions(batch), self._blocks.tables)
+        self._team.run()
+        self._blocks.end(batch)
+        return logits
+
+
+def _rotation(frequencies: NDArray[np.float64], head_dim: int, max_context: int) -> Float32:
+    """Cosines and sines for every dimension of a head, [2, max_context, head_dim].
+
+    Sines have the sign with which a dimension's partner is added to it; dimensions that are not turned have cosine 1.
+    """
+    table: Float32 = aligned((2, max_context, head_dim), np.float32)
+    table[0] = 1
+    angles = np.arange(max_context)[:, None] * frequencies
+    n = 2 * len(frequencies)
+    table[0, :, :n] = np.repeat(np.cos(angles), 2, axis=1)
+    table[1, :, :n] = np.stack([-np.sin(angles), np.sin(angles)], axis=-1).reshape(max_context, n)
+    return table
+
+
+def _record(config: LlamaConfig, weights: FastWeights, rotation: Float32, pool: NDArray[np.float16]) -> NDArray[Any]:
+    record = np.zeros(1, MODEL)
+    for name in ("width", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "rms_eps"):
+        record[name] = getattr(config, name)
+    record["cos"], record["sin"] = (half.ctypes.data for half in rotation)
+    record["output_norm"] = weights.output_norm
+    record["pool"], record["n_blocks"] = pool.ctypes.data, pool.shape[1]
+    record["embedding"], record["head"] = weights.embedding.record, weights.head.record
+    return record
