@@ -21,6 +21,7 @@ class Settings:
     queue: str = _setting("default", "Name of the queue.")
     # a worker
     model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, toy, or module:attr.")
+    backend: str = _setting("auto", "What computes GGUF models: fast (kernels), numpy, or auto: fast where it can.")
     slots: int = _setting(8, "Requests that one worker runs at the same time.")
     threads: int = _setting(1, "Processor threads of one worker; more workers use more processors better.")
     workers: int = _setting(2, "Worker processes to start.")
