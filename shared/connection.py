@@ -36,6 +36,7 @@ def connect(url: str, *, socket_timeout_s: float = _SOCKET_TIMEOUT_S) -> redis.R
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
             protocol=2,  # no HELLO and no pushed messages: nothing here needs RESP3
+            driver_info=None,  # no CLIENT SETINFO, which users of few rights may not run
         )
     except ValueError as error:
         # The URL itself may hold a password.
