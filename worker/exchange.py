@@ -26,7 +26,7 @@ class Exchange:
     def __init__(
         self, broker: Broker, worker: str, *, slots: int, lease_ms: int, reply_ttl_ms: int, block_s: float
     ) -> None:
-        self.owned: dict[str, int] = {}  # id → fence, as of the last answer; replaced, never changed
+        self.owned: dict[str, int] = {}  # id → fence: what the worker runs, or has ended; replaced, never changed
         self._broker = broker
         self._worker = worker
         self._slots = slots
@@ -123,7 +123,7 @@ class Exchange:
             posted = None if self._finished else self._posted
         answer = self._exchange(finished, checkpoints)
         if answer is not None:
-            self._deliver(answer, checkpoints, posted)
+            self._deliver(answer, self._still_owned(answer, finished), checkpoints, posted)
 
     def _fetch(self, pause_s: float) -> float:
         """Wait for a request at the broker and claim; returns the pause to make after claims that brought nothing.
@@ -134,9 +134,11 @@ class Exchange:
         if self._is_interrupted(pause_s) or not self._peek():
             return 0.0
         answer = self._exchange([], [])
-        if answer is not None and (answer.claims or answer.owned != self.owned):
-            self._deliver(answer, [], None)
-            return 0.0
+        if answer is not None:
+            owned = self._still_owned(answer, [])
+            if owned != self.owned:
+                self._deliver(answer, owned, [], None)
+                return 0.0
         return min(max(pause_s * 2, FIRST_PAUSE_S), LAST_PAUSE_S)
 
     def _is_interrupted(self, pause_s: float) -> bool:
@@ -144,10 +146,23 @@ class Exchange:
         with self._changed:
             return self._changed.wait_for(lambda: self._posted > self._answered or self._stopping.is_set(), pause_s)
 
-    def _deliver(self, answer: Exchanged, checkpoints: list[Checkpoint], posted: int | None) -> None:
+    def _still_owned(self, answer: Exchanged, finished: Sequence[Finish]) -> dict[str, int]:
+        """What the worker has of what the broker says that it owns.
+
+        A broker that has lost its last moments may have lost a reply: its request has to lapse, not to be renewed.
+        """
+        held = self.owned | {claim.id: claim.fence for claim in answer.claims}
+        for done in finished:
+            if held.get(done.id) == done.fence:
+                del held[done.id]
+        return {request_id: fence for request_id, fence in answer.owned.items() if held.get(request_id) == fence}
+
+    def _deliver(
+        self, answer: Exchanged, owned: dict[str, int], checkpoints: list[Checkpoint], posted: int | None
+    ) -> None:
         self._ack = max([self._ack, *(claim.fence for claim in answer.claims)])
         with self._changed:
-            self.owned = answer.owned
+            self.owned = owned
             self._hungry = False  # else this thread would look for more before the loop has seen what there is
             self._answers.append((answer, checkpoints))
             if posted is not None:

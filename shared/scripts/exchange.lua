@@ -193,7 +193,8 @@ local function claim_new()
   local held = redis.call('ZCARD', own)
   free = slots - held
   if meta.suspended or free <= 0 or redis.call('EXISTS', RESUME, SUSPECTS, HIGH, REQUESTS, LOW) == 0 then return end
-  fence = math.max(tonumber(meta.fence or 0), now_us)
+  -- A replica that took over may lack the last fences, and its clock may lag: the worker knows those that it got.
+  fence = math.max(tonumber(meta.fence or 0), now_us, tonumber(ack))
   redis.call('HSET', META, 'fence', integer(fence + free))
   write_layout()
   if claim_suspect(held) then return end

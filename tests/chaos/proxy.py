@@ -50,6 +50,11 @@ class Proxy:
         """Put a fault into a random share of the open connections, one at least."""
         self._loop.call_soon_threadsafe(self._strike, fault, share)
 
+    def move(self, upstream_port: int) -> None:
+        """Lead to another broker, as the address of a service does after a failover; what is connected is cut off."""
+        self._upstream_port = upstream_port
+        self._loop.call_soon_threadsafe(self._cut)
+
     def heal(self) -> None:
         """No faults any more; half-open connections are closed."""
         self._loop.call_soon_threadsafe(self._heal)
@@ -65,6 +70,10 @@ class Proxy:
         links = sorted((link for link in self._links if link.fault is None), key=lambda link: link.number)
         for link in self._rng.sample(links, min(len(links), max(1, round(len(links) * share)))):
             link.fault = fault
+
+    def _cut(self) -> None:
+        for link in self._links:
+            link.close()
 
     def _heal(self) -> None:
         for link in self._links:

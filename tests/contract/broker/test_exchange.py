@@ -302,6 +302,23 @@ def test_a_fence_ahead_of_the_clock_is_still_passed(broker: Broker, client: Any,
     assert worker.exchange().owned == {"a": ahead + 1, "b": ahead + 2}
 
 
+def test_a_broker_that_lost_fences_and_whose_clock_lags_still_repeats_an_answer(
+    broker: Broker, client: Any, worker: Worker
+) -> None:
+    client.hset(broker.keys.meta, "fence", 4_000_000_000_000_000)
+    for name in ("a", "b"):
+        broker.enqueue(name, body(name))
+    worker.slots = 1
+    first = worker.claim_one()
+    client.hdel(broker.keys.meta, "fence")  # as on a replica that had not heard of the claim
+
+    worker.send(done(first))  # its answer is lost
+    again = worker.claim_one()
+
+    assert again.id == "b"
+    assert again.fence > first.fence
+
+
 def test_what_one_bad_item_answers_leaves_the_others_alone(broker: Broker, client: Any, worker: Worker) -> None:
     for name in ("a", "b"):
         broker.enqueue(name, body(name), stream=True)

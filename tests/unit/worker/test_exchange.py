@@ -132,6 +132,20 @@ def test_the_highest_fence_received_is_acknowledged(broker: FakeBroker, exchange
     assert [call["ack"] for call in broker.calls] == [0, 9]
 
 
+def test_a_request_whose_reply_the_broker_has_lost_is_left_to_lapse(broker: FakeBroker, exchange: Exchange) -> None:
+    owned = {"a": 7, "b": 9}
+    broker.answers = [
+        Exchanged(owned, [claim("a", 7), claim("b", 9)], [], []),
+        Exchanged(owned, [], [1], []),  # as from a replica that took over and had not heard of the reply
+    ]
+    exchange.post([], [])
+    exchange.collect(DEADLINE_S)
+    assert exchange.owned == owned
+    exchange.post([reply("a")], [])
+    exchange.collect(DEADLINE_S)
+    assert exchange.owned == {"b": 9}
+
+
 def test_an_idle_worker_claims_only_when_a_request_is_there(broker: FakeBroker, exchange: Exchange) -> None:
     assert exchange.await_work(0.1) == []
     assert broker.calls == []
