@@ -20,7 +20,17 @@ from benchmarks.result import Result, failed
 from benchmarks.settings import PEERS, QUESTIONS, ROOT, Bench, backends
 from tokenmill.shared.errors import TokenmillError, UsageError
 
-NAMES = ("whole-system", "decode")
+NAMES = (
+    "whole-system",
+    "decode",
+    "sharing",
+    "overhead",
+    "first-token",
+    "chunked-prefill",
+    "prefix-reuse",
+    "kv-memory",
+    "fill-policy",
+)
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / "out" / "benchmarks.json"  # the last result of each measurement: one can be repeated alone
 

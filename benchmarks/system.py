@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -63,6 +64,7 @@ class System:
             self.url = stack.enter_context(EmbeddedBroker()).url
             self.client = Client(self.url, QUEUE)
             self.workers: list[WorkerProcess] = []
+            self.n_served = 0
             stack.callback(self._stop)
             for _ in range(self._n_workers):
                 self.workers.append(WorkerProcess(self._argv("-q", "--redis", self.url, *self._options)))
@@ -83,6 +85,7 @@ class System:
                 time.sleep(max(0.0, start + moments[i] - time.perf_counter()))
             ids.append(self.client.submit(request.prompt, max_tokens=request.n_output, ignore_eos=True))
         replies = tuple(self._reply(request_id) for request_id in ids)
+        self.n_served += len(replies)
         seconds = time.perf_counter() - start
         for request, reply in zip(work, replies, strict=True):
             if (reply.finish_reason, reply.usage.output_tokens) != ("length", request.n_output):
@@ -130,6 +133,15 @@ def _peak_mib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status")
     found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.is_file() else None
     return int(found[1]) / 1024 if found else float("nan")
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor seconds of another process, where /proc tells; else NaN."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed_argv(trace: Path, threads: int) -> Callable[..., Sequence[str]]:

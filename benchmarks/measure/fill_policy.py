@@ -1,0 +1,94 @@
+"""Latency and processor time by arrival rate, for several patiences of a step that is not full."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from benchmarks.result import Line, Plot, Result, Table
+from benchmarks.samples import percentile, significant
+from benchmarks.settings import Bench
+from benchmarks.system import System, process_cpu_s
+from benchmarks.workload import arrivals, workload
+from tokenmill.shared.errors import TokenmillError
+
+POLICIES = {0: "real time", 20: "micro-batch", 100: "micro-batch", 1000: "batch"}
+RATES = (2.0, 5.0, 10.0, 15.0, 20.0)
+SECONDS = 6.0  # of arrivals at each rate
+STATUS_S = 5.0
+ABOUT = (
+    "Requests of the workload arrive at random (Poisson) at a given rate, at one worker that waits up to "
+    "`--max-wait-ms` with a step until its slots are full. 0 serves everybody at once; waiting makes fuller batches, "
+    "which cost less processor time a token, and everybody waits."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One arrival rate under one policy."""
+
+    first_token_ms: tuple[float, float]  # p50, p95
+    whole_ms: tuple[float, float]
+    tokens_per_s: float
+    cpu_ms_per_token: float
+    rows: float  # mean of a step
+
+
+def measure(bench: Bench) -> Result:
+    result = Result("fill-policy", "How long a step may wait for a fuller batch", ABOUT)
+    rates = RATES[: bench.size(len(RATES), 1)]
+    policies = list(POLICIES)[: bench.size(len(POLICIES), 2)]
+    points = {(wait, rate): point(bench, wait, rate) for rate in rates for wait in policies}
+    rows = []
+    for (wait, rate), found in points.items():
+        latencies = (*found.first_token_ms, *found.whole_ms)
+        figures = map(significant, (*latencies, found.tokens_per_s, found.rows, found.cpu_ms_per_token))
+        rows.append([f"{rate:g}/s, {wait} ms ({POLICIES[wait]})", *figures])
+    titles = ["arrivals, wait", "first token p50", "p95", "reply p50", "p95", "tok/s", "rows", "cpu ms/token"]
+    result.tables.append(Table(f"Milliseconds from enqueue, {bench.best.name} backend:", titles, rows))
+    for name, label, y in (
+        ("latency", "p95 of the reply, ms", lambda found: found.whole_ms[1]),
+        ("processor", "processor ms per output token", lambda found: found.cpu_ms_per_token),
+    ):
+        lines = []
+        for wait in policies:
+            line = [points[wait, rate] for rate in rates]
+            lines.append(
+                Line(f"{wait} ms: {POLICIES[wait]}", [found.tokens_per_s for found in line], [y(found) for found in line])
+            )
+        title = f"Fill policy: {label}"
+        result.plots.append(Plot(f"fill-policy-{name}", title, "output tokens per second", label, lines))
+    return result
+
+
+def point(bench: Bench, wait_ms: int, rate: float) -> Point:
+    """Serve some seconds of arrivals."""
+    n = max(2, int(rate * (0.5 if bench.quick else SECONDS)))
+    options = ["--max-wait-ms", str(wait_ms)]
+    with System(bench.best, slots=bench.slots, threads=bench.threads, options=options) as system:
+        warm = _status(system, system.n_served)
+        before = process_cpu_s(system.workers[0].pid)
+        served = system.serve(workload(n), arrivals(n, rate))
+        spent = process_cpu_s(system.workers[0].pid) - before
+        after = _status(system, system.n_served)
+    first = [reply.ttft_ms or 0.0 for reply in served.replies]
+    whole = [reply.e2e_ms or 0.0 for reply in served.replies]
+    steps = max(1, after["steps"] - warm["steps"])
+    return Point(
+        (percentile(first, 50), percentile(first, 95)),
+        (percentile(whole, 50), percentile(whole, 95)),
+        served.rate,
+        spent * 1000 / served.output_tokens,
+        (after["row_steps"] - warm["row_steps"]) / steps,
+    )
+
+
+def _status(system: System, n_served: int) -> dict[str, int]:
+    """What the worker says of itself once it has counted all requests so far."""
+    deadline = time.monotonic() + STATUS_S
+    while time.monotonic() < deadline:
+        status = system.states()[0].status
+        if status["requests"] >= n_served:
+            return status
+        time.sleep(0.02)
+    raise TokenmillError("the worker's status does not come up to date")
