@@ -9,5 +9,5 @@ from tokenmill.worker.models import LoadedModel, load_model
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
-    """SmolLM2 with its real weights and sixteen slots; an error says how to install them."""
-    return load_model("smollm2", slots=16)
+    """SmolLM2 in NumPy with its real weights and sixteen slots; an error says how to install them."""
+    return load_model("smollm2", slots=16, backend="numpy")

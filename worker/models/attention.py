@@ -1,4 +1,4 @@
-"""Causal attention of the rows of one step over the key/value cache."""
+"""Causal attention of the rows of one pass over their contexts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def token_positions(batch: Batch) -> Index:
 
 
 class _Context(NamedTuple):
-    """What one row sees of the cache: views of all layers, exactly as long as the row."""
+    """What one row sees: views of all layers, exactly as long as the row."""
 
-    keys: Float32  # [layers, kv_heads, head_dim, context]
-    values: Float32  # [layers, kv_heads, context, head_dim]
+    keys: Float32  # [layers, kv_heads, head_dim, tokens]
+    values: Float32  # [layers, kv_heads, tokens, head_dim]
 
 
 class _Chunk(NamedTuple):
@@ -32,18 +32,18 @@ class _Chunk(NamedTuple):
 
     columns: slice
     context: _Context
-    mask: Float32  # [tokens, context] -inf where a key lies after the query, else 0
+    mask: Float32  # [new tokens, tokens] -inf where a key lies after the query, else 0
 
 
 class AttentionRows:
-    """The rows of one step, ready to attend layer by layer.
+    """The rows of one pass, ready to attend layer by layer.
 
-    ``keys`` and ``values`` are the whole cache, [contexts, layers, kv_heads, tokens, head_dim].
+    ``keys`` and ``values`` are those of all contexts, [contexts, layers, kv_heads, tokens, head_dim].
     """
 
     def __init__(self, batch: Batch, positions: Index, keys: Float32, values: Float32) -> None:
         self._n_kv_heads, self._head_dim = keys.shape[2], keys.shape[4]
-        self.contexts, self.positions = np.repeat(batch.contexts, batch.lengths), positions
+        self._contexts, self._positions = np.repeat(batch.contexts, batch.lengths), positions
         self._keys, self._values = keys, values
         ends = np.cumsum(batch.lengths)
         single = batch.lengths == 1
@@ -53,14 +53,14 @@ class AttentionRows:
         self._chunks = [self._chunk(row, int(ends[row]), batch) for row in np.flatnonzero(~single).tolist()]
 
     def store(self, layer: int, k: Float32, v: Float32) -> None:
-        """Put the keys and values of the step's tokens, [tokens, kv_heads * head_dim], into the cache."""
+        """Put the keys and values of the pass's tokens, [tokens, kv_heads * head_dim], into their contexts."""
         shape = (len(k), self._n_kv_heads, self._head_dim)
-        self._keys[self.contexts, layer, :, self.positions] = k.reshape(shape)
-        self._values[self.contexts, layer, :, self.positions] = v.reshape(shape)
+        self._keys[self._contexts, layer, :, self._positions] = k.reshape(shape)
+        self._values[self._contexts, layer, :, self._positions] = v.reshape(shape)
 
     def attend(self, layer: int, q: Float32, out: Float32) -> None:
-        """Mix the values each token sees into ``out``; both are [tokens, heads * head_dim]."""
-        q = q.reshape(len(q), self._n_kv_heads, -1, self._head_dim) * np.float32(self._head_dim**-0.5)
+        """Mix the values each token sees into ``out``; both are [tokens, heads * head_dim], ``q`` is scaled."""
+        q = q.reshape(len(q), self._n_kv_heads, -1, self._head_dim)
         out = out.reshape(q.shape)
         if self._decode:
             out[self._decode_columns] = self._attend_decode(layer, q[self._decode_columns])
@@ -86,7 +86,7 @@ class AttentionRows:
 
     def _chunk(self, row: int, end: int, batch: Batch) -> _Chunk:
         columns = slice(end - int(batch.lengths[row]), end)
-        positions = self.positions[columns]
+        positions = self._positions[columns]
         mask = np.where(np.arange(positions[-1] + 1) > positions[:, None], np.float32(-np.inf), np.float32(0))
         return _Chunk(columns, self._context(row, batch), mask)
 

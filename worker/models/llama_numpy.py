@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 
 from tokenmill.worker.engine.model import Batch, Int32
-from tokenmill.worker.models.attention import AttentionRows, token_positions
 from tokenmill.worker.models.contexts import Contexts
 from tokenmill.worker.models.gguf_file import Float32
-from tokenmill.worker.models.llama_weights import Layer, LlamaConfig, LlamaWeights
+from tokenmill.worker.models.llama_pass import Pass
+from tokenmill.worker.models.llama_weights import LlamaConfig, LlamaWeights
+from tokenmill.worker.models.threads import Threads
+
+_WIDE = 16  # tokens from which a thread is faster with rows of its own than with a share of every product
 
 
 class LlamaModel:
-    """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens.
+    """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
 
-    Activations are feature-major, [features, tokens]: that is the orientation in which BLAS is fastest for the few
-    dozen columns of a step. Prefill and decode rows share every matrix product; attention runs per row, over views
-    of the cache that are exactly as long as the row, because batching it means padding every row to the longest.
+    Threads divide a wide step by rows, each computing its own through all layers without waiting for the others, and
+    a narrow one by the rows of every matrix: the time of a narrow step is that of reading the weights.
     """
 
     gives_logits = True
@@ -30,6 +35,7 @@ class LlamaModel:
         n_contexts: int,
         max_context: int,
         kv_memory_mib: int,
+        threads: int,
     ) -> None:
         max_context = min(max_context, config.context_length)
         self._contexts = Contexts(config, n_contexts=n_contexts, max_context=max_context, kv_memory_mib=kv_memory_mib)
@@ -37,10 +43,10 @@ class LlamaModel:
         self.vocab_size: int | None = config.vocab_size
         self.max_context: int | None = self._contexts.max_context
         self.eos_token_ids = eos_token_ids
-        self._config, self._weights = config, weights
-        angles = weights.rope_frequencies[:, None] * np.arange(self._contexts.max_context)
-        self._cos, self._sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        self._scratch = _Scratch()
+        self._vocab_size = config.vocab_size
+        self._threads = Threads(threads)
+        self._whole = Pass(config, weights, self._contexts, self._threads)
+        self._passes = [Pass(config, weights, self._contexts, Threads(1)) for _ in range(threads)]
 
     def truncate(self, context: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of a context; 0 empties it."""
@@ -56,82 +62,28 @@ class LlamaModel:
 
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]`` for its complete rows."""
-        if batch.tokens.min() < 0 or batch.tokens.max() >= self._config.vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._config.vocab_size - 1}")
+        if batch.tokens.min() < 0 or batch.tokens.max() >= self._vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
         self._contexts.begin(batch)
-        positions = token_positions(batch)
-        rows = AttentionRows(batch, positions, self._contexts.keys, self._contexts.values)
-        hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
-        rotation = self._cos[:, positions], self._sin[:, positions]
-        for i, layer in enumerate(self._weights.layers):
-            self._attention(i, layer, hidden, rows, rotation)
-            self._ffn(layer, hidden)
+        logits = np.empty((np.count_nonzero(batch.complete), self._vocab_size), np.float32)
+        parts = _parts(batch, self._threads.n)
+        if len(parts) == 1:
+            self._whole.run(batch, logits)
+        else:
+            answers = np.split(logits, np.cumsum([np.count_nonzero(part.complete) for part in parts])[:-1])
+            work = zip(self._passes, parts, answers, strict=True)
+            self._threads.run([partial(one.run, part, answer) for one, part, answer in work])
         self._contexts.end(batch)
-        last = (np.cumsum(batch.lengths) - 1)[batch.complete]
-        return self._logits(hidden[:, last])
-
-    def _attention(
-        self, i: int, layer: Layer, hidden: Float32, rows: AttentionRows, rotation: tuple[Float32, Float32]
-    ) -> None:
-        """Add one attention block to ``hidden`` [width, tokens]."""
-        c, n = self._config, hidden.shape[1]
-        qkv = self._scratch.matrix("qkv", len(layer.qkv), n)
-        np.matmul(layer.qkv, self._norm(hidden, layer.attention_norm), out=qkv)
-        _rotate(qkv[: c.q_width + c.kv_width].reshape(c.n_heads + c.n_kv_heads, c.head_dim, n), *rotation)
-        by_token = np.ascontiguousarray(qkv.T)
-        q, k, v = np.split(by_token, [c.q_width, c.q_width + c.kv_width], axis=1)
-        rows.store(i, k, v)
-        mixed = self._scratch.matrix("mixed", n, c.q_width)
-        rows.attend(i, q, mixed)
-        hidden += layer.attention_out @ mixed.T
-
-    def _ffn(self, layer: Layer, hidden: Float32) -> None:
-        """Add one gated feed-forward block to ``hidden`` [width, tokens]."""
-        ffn, n = self._config.ffn_width, hidden.shape[1]
-        gate_up = self._scratch.matrix("gate_up", 2 * ffn, n)
-        np.matmul(layer.gate_up, self._norm(hidden, layer.ffn_norm), out=gate_up)
-        gate, up = gate_up[:ffn], gate_up[ffn:]
-        gated = self._scratch.matrix("gated", ffn, n)
-        with np.errstate(over="ignore"):  # exp may reach infinity; the quotient is then the right 0
-            np.exp(np.negative(gate, out=gated), out=gated)
-        gated += 1
-        np.divide(gate, gated, out=gated)
-        gated *= up
-        hidden += layer.down @ gated
-
-    def _norm(self, hidden: Float32, weight: Float32) -> Float32:
-        """RMS norm of every column."""
-        scale = np.einsum("ij,ij->j", hidden, hidden)
-        scale /= len(hidden)
-        scale += np.float32(self._config.rms_eps)
-        normed = self._scratch.matrix("normed", *hidden.shape)
-        np.divide(hidden, np.sqrt(scale, out=scale), out=normed)
-        normed *= weight
-        return normed
-
-    def _logits(self, hidden: Float32) -> Float32:
-        return np.ascontiguousarray(self._norm(hidden, self._weights.output_norm).T) @ self._weights.head.T
+        return logits
 
 
-def _rotate(heads: Float32, cos: Float32, sin: Float32) -> None:
-    """RoPE in place on [heads, head_dim, tokens]: dims (0, 1), (2, 3), … turn by the angles [rotated / 2, tokens]."""
-    even, odd = heads[:, 0 : 2 * len(cos) : 2], heads[:, 1 : 2 * len(cos) : 2]
-    cross = even * sin
-    even *= cos
-    even -= odd * sin
-    odd *= cos
-    odd += cross
-
-
-class _Scratch:
-    """Reused memory: fresh arrays of this size are mapped and zeroed by the system at every use."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, Float32] = {}
-
-    def matrix(self, name: str, height: int, width: int) -> Float32:
-        """An uninitialised [height, width] matrix, valid until the same name is asked for again."""
-        array = self._arrays.get(name)
-        if array is None or len(array) < height * width:
-            array = self._arrays[name] = np.empty(height * width, np.float32)
-        return array[: height * width].reshape(height, width)
+def _parts(batch: Batch, n: int) -> list[Batch]:
+    """The batch in ``n`` parts of about equally many tokens, or whole where its rows do not divide so."""
+    ends = np.cumsum(batch.lengths)
+    share = ends[-1] / n
+    cuts = [int(np.abs(ends - share * i).argmin()) + 1 for i in range(1, n)]
+    borders = [0, *cuts, len(batch)]
+    loads = np.diff(np.concatenate([[0], ends])[borders])
+    if n == 1 or loads.min() < _WIDE or loads.max() > 1.4 * share:
+        return [batch]
+    return [batch.rows(first, last) for first, last in pairwise(borders)]

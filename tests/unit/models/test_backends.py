@@ -31,9 +31,14 @@ def loaded(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture
 def model(loaded: Model) -> Model:
     """The backend's model with empty contexts."""
-    for context in range(getattr(loaded, "n_contexts", SLOTS)):
-        loaded.truncate(context, 0)
-    return loaded
+    return emptied(loaded)
+
+
+def emptied(model: Model) -> Model:
+    """The model, with nothing in its contexts."""
+    for context in range(getattr(model, "n_contexts", SLOTS)):
+        model.truncate(context, 0)
+    return model
 
 
 class Close:
@@ -135,7 +140,7 @@ def test_greedy_output_is_the_same_in_any_number_of_slots(model: Model) -> None:
     requests = [(PROMPT[i : i + 1 + i % 9], 1 + 5 * i % 12) for i in range(9)]
     outputs = []
     for capacity in range(1, SLOTS + 1):
-        batcher = ContinuousBatcher(model, capacity, max_step_tokens=7)
+        batcher = ContinuousBatcher(emptied(model), capacity, max_step_tokens=7)
         for prompt, n in requests:
             batcher.submit(prompt, max_tokens=n, ignore_eos=True)
         outputs.append([finished.output for finished in sorted(batcher.run(), key=lambda f: f.handle)])

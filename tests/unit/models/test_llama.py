@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ from gguf import GGUFReader
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.worker.engine.model import CachingModel, Model
 from tokenmill.worker.models import load_model
-from tokenmill.worker.models.llama_numpy import LlamaModel
+from tokenmill.worker.models.llama_pass import Pass
 
 from .backends import forward
 
 SLOTS = 3
+load_numpy = partial(load_model, backend="numpy")
 
 
 def reference(path: Path, tokens: list[int]) -> np.ndarray:
@@ -58,7 +60,7 @@ def path(write_gguf: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def model(path: Path) -> Model:
-    return load_model(f"gguf:{path}", slots=SLOTS).model
+    return load_numpy(f"gguf:{path}", slots=SLOTS).model
 
 
 def test_logits_are_those_of_a_plain_implementation(path: Path, model: Model) -> None:
@@ -68,15 +70,15 @@ def test_logits_are_those_of_a_plain_implementation(path: Path, model: Model) ->
 
 def test_a_file_without_output_head_uses_its_embedding(write_gguf: Callable[..., Path]) -> None:
     embedding = np.random.default_rng(1).standard_normal((262, 32)).astype("f")
-    untied = load_model(f"gguf:{write_gguf({'token_embd.weight': embedding, 'output.weight': embedding})}", slots=1)
-    tied = load_model(f"gguf:{write_gguf({'token_embd.weight': embedding, 'output.weight': None})}", slots=1)
+    untied = load_numpy(f"gguf:{write_gguf({'token_embd.weight': embedding, 'output.weight': embedding})}", slots=1)
+    tied = load_numpy(f"gguf:{write_gguf({'token_embd.weight': embedding, 'output.weight': None})}", slots=1)
     np.testing.assert_array_equal(forward(tied.model, (0, 0, [7, 8])), forward(untied.model, (0, 0, [7, 8])))
 
 
 def test_facts_come_from_the_metadata(path: Path, model: Model) -> None:
     assert (model.vocab_size, model.eos_token_ids, model.max_context) == (262, (0, 2), 64)
-    assert load_model(f"gguf:{path}", slots=1, max_context=16).model.max_context == 16
-    assert load_model(f"gguf:{path}", slots=1).name == "tiny"
+    assert load_numpy(f"gguf:{path}", slots=1, max_context=16).model.max_context == 16
+    assert load_numpy(f"gguf:{path}", slots=1).name == "tiny"
 
 
 def test_a_shared_beginning_is_the_computed_one_bit_for_bit(model: Model) -> None:
@@ -86,10 +88,21 @@ def test_a_shared_beginning_is_the_computed_one_bit_for_bit(model: Model) -> Non
     np.testing.assert_array_equal(forward(model, (9, 4, [30, 31])), forward(model, (0, 4, [30, 31])))
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_divide_wide_steps_and_narrow_ones(path: Path, model: Model, threads: int) -> None:
+    divided = load_numpy(f"gguf:{path}", slots=SLOTS, threads=threads).model
+    rng = np.random.default_rng(0)
+    for lengths in ([1, 1, 1], [16, 16, 16], [40, 1, 20], [1, 1, 60], [60]):
+        rows = [(i, 0, rng.integers(0, 262, n).tolist()) for i, n in enumerate(lengths)]
+        complete = [True, *(i % 2 == 0 for i in range(1, len(rows)))]
+        one, several = (forward(m, *rows, complete=complete) for m in (model, divided))
+        np.testing.assert_allclose(several, one, atol=1e-4)
+
+
 def test_what_a_failed_step_may_have_overwritten_is_forgotten(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     forward(model, (0, 0, [4, 5, 6, 7]))
     with monkeypatch.context() as patch:
-        patch.setattr(LlamaModel, "_ffn", lambda *_: 1 / 0)
+        patch.setattr(Pass, "_ffn", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             forward(model, (0, 2, [8]))
     with pytest.raises(ValueError, match="context 0 holds 2 tokens"):
@@ -99,7 +112,7 @@ def test_what_a_failed_step_may_have_overwritten_is_forgotten(model: Model, monk
 
 def test_extreme_activations_give_numbers(write_gguf: Callable[..., Path]) -> None:
     gate = np.full((48, 32), -100, np.float32)
-    loaded = load_model(f"gguf:{write_gguf({'blk.0.ffn_gate.weight': gate})}", slots=1)
+    loaded = load_numpy(f"gguf:{write_gguf({'blk.0.ffn_gate.weight': gate})}", slots=1)
     assert np.isfinite(forward(loaded.model, (0, 0, [5, 6]))).all()
 
 
@@ -120,20 +133,20 @@ def test_a_file_that_cannot_be_run_is_refused_in_one_line(
     write_gguf: Callable[..., Path], changes: dict[str, object], line: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=line) as refused:
-        load_model(f"gguf:{write_gguf(changes)}", slots=1)
+        load_numpy(f"gguf:{write_gguf(changes)}", slots=1)
     assert "\n" not in str(refused.value)
 
 
 def test_another_architecture_is_refused_by_name(write_gguf: Callable[..., Path]) -> None:
     with pytest.raises(ModelLoadError, match="architecture 'mamba'; only 'llama'"):
-        load_model(f"gguf:{write_gguf(architecture='mamba')}", slots=1)
+        load_numpy(f"gguf:{write_gguf(architecture='mamba')}", slots=1)
 
 
 def test_a_missing_empty_foreign_or_cut_file_is_refused(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no such model file: .*nowhere\.gguf"):
-        load_model(f"gguf:{tmp_path / 'nowhere.gguf'}", slots=1)
+        load_numpy(f"gguf:{tmp_path / 'nowhere.gguf'}", slots=1)
     whole = write_gguf().read_bytes()
     for content in (b"", b"not a model", b"GGUF", whole[:300], whole[: len(whole) // 2]):
         (tmp_path / "broken.gguf").write_bytes(content)
         with pytest.raises(ModelLoadError, match=r"broken\.gguf is not a readable GGUF file"):
-            load_model(f"gguf:{tmp_path / 'broken.gguf'}", slots=1)
+            load_numpy(f"gguf:{tmp_path / 'broken.gguf'}", slots=1)
