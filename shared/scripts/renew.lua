@@ -12,7 +12,7 @@ local function renew_one(id, fence)
   local request = read(id, 'state', 'fence', 'cancelled', 'due', 'alone')
   local why = 'fenced'
   if request.state == 'running' and request.fence == fence then
-    redis.call('ZADD', LEASES, 'XX', integer(now + lease), id)
+    redis.call('ZADD', LEASES, integer(now + lease), id)
     if request.alone and redis.call('GET', SOLO) == worker then redis.call('PEXPIRE', SOLO, lease) end
     why = called_off(request)
   end

@@ -183,6 +183,7 @@ class LifeCycle(RuleBasedStateMachine):
             whys = [(e.called_off if (e := self.model.holder(*pair)) else "fenced") for pair in held]
             assert lost == [Lost(*pair, why) for pair, why in zip(held, whys, strict=True) if why]  # type: ignore[arg-type]
             self.model.lapsed -= {i for i, fence in held if self.model.holder(i, fence)}
+            self.model.workers.add(worker)
 
         self.send(call, fate)
 
@@ -206,12 +207,14 @@ class LifeCycle(RuleBasedStateMachine):
     @precondition(lambda self: self.model.running())
     @rule(data=st.data())
     def blame(self, data: st.DataObject) -> None:
-        """One more crash and the request is a suspect, or buried."""
+        """Its lease lapses, and with this crash the request is a suspect, or buried."""
         request_id = data.draw(st.sampled_from(sorted(self.model.running())))
         entry = self.model.entries[request_id]
         entry.crashes, entry.crashes_alone = (3, 1) if entry.alone else (1, 0)
         charge = {"crashes": entry.crashes, "crashes_alone": entry.crashes_alone}
         self.client.hset(self.broker.keys.request(request_id), mapping=charge)
+        self.client.zadd(self.broker.keys.leases, {request_id: 1}, xx=True)
+        self.model.lapsed.add(request_id)
 
     @about("endings")
     @precondition(lambda self: any(entry.watched for entry in self.model.entries.values()))
@@ -249,6 +252,15 @@ class LifeCycle(RuleBasedStateMachine):
         self.send(call, fate)
 
     @about("lists")
+    @rule(worker=st.sampled_from(WORKERS), fingerprint=st.sampled_from(["m1", "m2"]), fate=fates)
+    def register(self, worker: str, fingerprint: str, fate: str) -> None:
+        def call() -> None:
+            expected = self.model.register(worker, fingerprint)
+            assert self.broker.register(worker, fingerprint, lease_ms=LEASE_MS) == expected
+
+        self.send(call, fate)
+
+    @about("lists")
     @rule(suspended=st.sampled_from([False, False, False, True]))
     def suspend_or_resume(self, suspended: bool) -> None:
         (self.broker.suspend if suspended else self.broker.resume)()
@@ -270,7 +282,8 @@ class LifeCycle(RuleBasedStateMachine):
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.model.dead) - 1))
+        known = [i for i, (request_id, _) in enumerate(self.model.dead) if request_id in self.model.entries]
+        index = data.draw(st.sampled_from(known or range(len(self.model.dead))))
         letter = self.broker.dead_letters()[index]
         expected = self.model.requeue(index)
         assert self.broker.requeue_dead(letter.entry_id) == expected

@@ -81,6 +81,8 @@ class Model:
         self.turn = self.last_fence = 0
         self.solo: str | None = None
         self.suspended = False
+        self.fingerprint: str | None = None
+        self.workers: set[str] = set()
 
     def depth(self) -> int:
         pushed = sum(len(pushes) for pushes in self.lists.values()) - self.lists["requests"][:1].count(POKE)
@@ -281,6 +283,14 @@ class Model:
         entry.husk = False
         return request_id if entry.state == "waiting" and not entry.deliveries else None
 
+    def register(self, worker: str, fingerprint: str) -> str:
+        in_use = self.workers - {worker} or self.depth() > 0 or self.running()
+        if self.fingerprint not in (None, fingerprint) and in_use:
+            return str(self.fingerprint)
+        self.fingerprint = fingerprint
+        self.workers.add(worker)
+        return fingerprint
+
     # how requests go back and end
 
     def release(self, worker: str, held: list[tuple[str, int]]) -> int:
@@ -288,6 +298,7 @@ class Model:
         for request_id in mine:
             self.give_back(request_id)
         self.solo = None if self.solo == worker else self.solo
+        self.workers.discard(worker)
         return len(mine)
 
     def reclaim(self, limit: int) -> int:

@@ -115,6 +115,11 @@ def test_a_full_broker_is_watched_by_looking_now_and_then(broker: Broker, full: 
     assert broker.wait_reply("nobody", 0.06) is None
 
 
+def test_a_queue_says_which_layout_it_has(broker: Broker, client: Any) -> None:
+    broker.enqueue("a", body("a"))
+    assert client.hget(broker.keys.meta, "layout") == b"2"
+
+
 @pytest.mark.parametrize("call", ["enqueue", "claim", "renew"])
 def test_a_queue_of_another_layout_is_refused(call: str, broker: Broker, client: Any, worker: Worker) -> None:
     broker.enqueue("a", body("a"))

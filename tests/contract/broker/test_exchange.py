@@ -300,6 +300,8 @@ def test_a_fence_ahead_of_the_clock_is_still_passed(broker: Broker, client: Any,
         broker.enqueue(name, body(name))
     assert [claim.fence for claim in worker.claim()] == [ahead + 1, ahead + 2]
     assert worker.exchange().owned == {"a": ahead + 1, "b": ahead + 2}
+    broker.enqueue("c", body("c"))
+    assert Worker(broker, "other").claim_one().fence > ahead + 2
 
 
 def test_a_broker_that_lost_fences_and_whose_clock_lags_still_repeats_an_answer(
@@ -317,6 +319,24 @@ def test_a_broker_that_lost_fences_and_whose_clock_lags_still_repeats_an_answer(
 
     assert again.id == "b"
     assert again.fence > first.fence
+
+
+def test_the_wait_of_a_request_ends_with_its_first_claim(broker: Broker, client: Any, worker: Worker) -> None:
+    broker.enqueue("a", body("a"))
+    first = worker.claim_one()
+    client.hincrby(broker.keys.request("a"), "claimed", 4000)
+    broker.release("w", [("a", first.fence)])
+    assert worker.claim_one().queue_ms == first.queue_ms + 4000
+
+
+def test_an_id_among_those_to_be_resumed_does_not_begin_a_request_that_is_new(
+    broker: Broker, client: Any, worker: Worker
+) -> None:
+    broker.enqueue("a", body("a"))
+    client.rpush(broker.keys.resume, "a")  # of an earlier life
+    claim = worker.claim_one()
+    assert (claim.payload, claim.deliveries) == (body("a"), 1)
+    assert broker.info().dead == 0
 
 
 def test_what_one_bad_item_answers_leaves_the_others_alone(broker: Broker, client: Any, worker: Worker) -> None:

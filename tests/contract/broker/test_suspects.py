@@ -139,6 +139,32 @@ def test_a_worker_keeps_its_place_while_the_suspect_runs(
     assert 10_000 < client.pttl(broker.keys.solo) <= LEASE_MS
 
 
+def test_a_suspect_that_got_on_no_longer_runs_alone(broker: Broker, crash: Crash, worker: Worker) -> None:
+    make_suspects(broker, crash, "a")
+    crash("a")
+    assert worker.claim_one().id == "a"
+    broker.enqueue("b", body("b"))
+    assert worker.claim_one().id == "b"
+
+
+def test_a_suspect_that_is_cancelled_while_it_waits_keeps_no_place(broker: Broker, crash: Crash) -> None:
+    make_suspects(broker, crash, "suspect")
+    assert broker.cancel("suspect") == "cancelled"
+    assert (broker.info().suspects, broker.info().waiting) == (0, 0)
+
+
+def test_a_cancelled_suspect_whose_worker_dies_is_cancelled_not_blamed(
+    broker: Broker, crash: Crash, worker: Worker, lapse: Callable[..., None], reclaim: Callable[..., int]
+) -> None:
+    make_suspects(broker, crash, "suspect")
+    crash()  # once more, alone, and it is buried
+    assert worker.claim_one().id == "suspect"
+    assert broker.cancel("suspect") == "signalled"
+    lapse()
+    assert reclaim() == 1
+    assert (broker.state("suspect"), broker.info().dead) == ("cancelled", 0)
+
+
 def test_a_leaving_worker_leaves_the_place_beside_suspects_to_another(
     broker: Broker, crash: Crash, make_worker: Callable[..., Worker]
 ) -> None:
@@ -219,7 +245,9 @@ def test_a_requeued_dead_letter_is_a_new_life_of_its_id(broker: Broker, crash: C
 
 
 def test_a_requeued_dead_letter_keeps_its_priority(broker: Broker, client: Any, crash: Crash) -> None:
-    broker.requeue_dead(buried(broker, crash, priority="high"))
+    entry_id = buried(broker, crash, priority="high")
+    client.delete(broker.keys.requests)  # a poke that is there already
+    assert broker.requeue_dead(entry_id) == "ok"
     assert client.lrange(broker.keys.high, 0, -1) == [body("poison", priority="high")]
     assert client.lrange(broker.keys.requests, 0, -1) == [b"~"]
 
