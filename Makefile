@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check chaos chaos-full fuzz bench-engine bench-model bench-broker clean
+.PHONY: help demo test lint check chaos chaos-full fuzz bench peers bench-engine bench-model bench-broker clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,6 +47,13 @@ chaos-full: $(VENV)/.installed-dev  ## The long run: 20,000 requests, 320 kills,
 
 fuzz: $(VENV)/.installed-dev  ## Push 20,000 hostile payloads at workers, SEED=1
 	@$(BIN)/python -m tests.fuzz --count 20000 --seed $(SEED)
+
+bench: $(VENV)/.installed-dev  ## Measure everything, and peers where installed; write docs/benchmarks.md; 20 minutes
+	@$(BIN)/python -m benchmarks $(if $(BENCH_ARGS),$(BENCH_ARGS),--write)
+
+peers: $(VENV)/.installed-dev  ## Install what others run today beside us, for make bench; compiles llama.cpp
+	@$(BIN)/python -m benchmarks.environments
+	@$(BIN)/python benchmarks/broker.py --install-peers
 
 bench-engine: $(VENV)/.installed-dev  ## Time the batcher alone, with a toy model
 	@$(BIN)/python benchmarks/engine.py

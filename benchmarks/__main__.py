@@ -23,13 +23,14 @@ from tokenmill.shared.errors import TokenmillError, UsageError
 NAMES = (
     "whole-system",
     "decode",
+    "batching",
+    "slot-counts",
     "sharing",
     "overhead",
     "first-token",
     "chunked-prefill",
     "prefix-reuse",
     "kv-memory",
-    "fill-policy",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / "out" / "benchmarks.json"  # the last result of each measurement: one can be repeated alone

@@ -80,9 +80,7 @@ def _program(bench: Bench, environment: Environment, program: str, config: dict[
         warm_up = [[request.prompt, WARM_UP_TOKENS] for request in workload(8, seed=0)]
         requests = [[request.prompt, request.n_output] for request in work]
         with EmbeddedBroker() as broker:
-            took = environment.run(
-                program, bench.peers, url=broker.url, warm_up=warm_up, work=requests, **config
-            )
+            took = environment.run(program, bench.peers, url=broker.url, warm_up=warm_up, work=requests, **config)
         return float(took["tokens"] / took["seconds"])
 
     return rate

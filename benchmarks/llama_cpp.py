@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import socket
 import subprocess
@@ -40,7 +39,7 @@ def program(name: str, folder: Path = PEERS) -> Path:
 def quantised(source: Path, kind: str, target_folder: Path, folder: Path = PEERS) -> Path:
     """The model requantised by llama.cpp, to Q8_0 or Q4_0 for example."""
     target = target_folder / f"{source.stem}.{kind}.gguf"
-    command = [program("llama-quantize", folder), "--allow-requantize", source, target, kind]
+    command = [str(program("llama-quantize", folder)), "--allow-requantize", str(source), str(target), kind]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not target.is_file():
         raise PeerError(f"llama-quantize could not make {kind}: {done.stderr.strip()[-200:]}")
@@ -50,7 +49,7 @@ def quantised(source: Path, kind: str, target_folder: Path, folder: Path = PEERS
 def single_stream(model: Path, *, threads: int, tokens: int, depth: int, folder: Path = PEERS) -> float:
     """Tokens per second of ``llama-bench`` decoding one sequence after ``depth`` tokens."""
     sizes = ["-p", "0", "-n", str(tokens), "-d", str(depth), "-r", "1", "-t", str(threads)]
-    command = [program("llama-bench", folder), "-m", model, *sizes, "-o", "json"]
+    command = [str(program("llama-bench", folder)), "-m", str(model), *sizes, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise PeerError(f"llama-bench failed: {done.stderr.strip()[-200:]}")
@@ -90,9 +89,10 @@ def server(model: Path, *, slots: int, threads: int, folder: Path = PEERS) -> It
     """A ``llama-server`` that has answered a few requests."""
     port = _free_port()
     sizes = ["-np", str(slots), "-c", str(CONTEXT * slots), "-t", str(threads), "-tb", str(threads)]
-    command = [program("llama-server", folder), "-m", model, *sizes, "--host", "127.0.0.1", "--port", str(port)]
+    listening = ["--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+    command = [str(program("llama-server", folder)), "-m", str(model), *sizes, *listening]
     with TemporaryDirectory() as logs, (Path(logs) / "log").open("w+") as log:
-        process = subprocess.Popen([*command, "--no-webui"], stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_ready(process, port)
             running = LlamaServer(port, slots)
@@ -133,4 +133,4 @@ def _link_libraries(folder: Path) -> None:
     """The wheel has ``libx.so.1.2.3`` without the ``libx.so.1`` that its programs ask for."""
     for library in folder.glob("*.so.*"):
         if (name := _VERSIONED.fullmatch(library.name)) and not (link := folder / name["link"]).exists():
-            os.symlink(library.name, link)
+            link.symlink_to(library.name)

@@ -13,12 +13,12 @@ SIZE_INCHES = (7.0, 4.2)
 def draw(plot: Plot, folder: Path) -> Path:
     """Write ``NAME.svg`` and return its path; UsageError where matplotlib is missing."""
     try:
-        import matplotlib
+        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise UsageError("plots need matplotlib; run: pip install 'tokenmill[bench]'") from None
-    matplotlib.rcParams.update({"svg.hashsalt": plot.name, "font.size": 9, "axes.spines.right": False})
-    matplotlib.rcParams.update({"axes.spines.top": False, "legend.frameon": False})
+    mpl.rcParams.update({"svg.hashsalt": plot.name, "font.size": 9, "axes.spines.right": False})
+    mpl.rcParams.update({"axes.spines.top": False, "legend.frameon": False})
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     for line in plot.lines:

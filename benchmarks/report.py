@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.result import Result, Table
 
@@ -14,7 +14,9 @@ def page(results: Sequence[Result], machine: Sequence[tuple[str, str]]) -> str:
     judged = [target for result in results for target in result.targets]
     missed = sum(target.met is False for target in judged)
     unknown = sum(target.met is None for target in judged)
-    summary = f"{len(judged) - missed - unknown} of {len(judged)} targets are met, {missed} missed, {unknown} not measured."
+    summary = (
+        f"{len(judged) - missed - unknown} of {len(judged)} targets are met, {missed} missed, {unknown} not measured."
+    )
     rows = [
         [target.claim, target.measured, target.wanted, target.verdict, f"[{result.name}](#{anchor(result.title)})"]
         for result in results
@@ -68,8 +70,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(titles), "|" + "|".join(rule) + "|", *map(line, rows)])
 
 
-def _is_figures(cells: object) -> bool:
-    return all(cell[:1].isdigit() or cell in ("", "nan", "–") for cell in cells)  # type: ignore[attr-defined]
+def _is_figures(cells: Iterable[str]) -> bool:
+    return all(cell[:1].isdigit() or cell in ("", "nan", "–") for cell in cells)
 
 
 def _plain(shown: Table) -> str:

@@ -14,7 +14,6 @@ from tokenmill.worker.engine import ContinuousBatcher
 from tokenmill.worker.models import LoadedModel
 
 
-
 @lru_cache(1)
 def loaded(backend: Backend, threads: int, slots: int) -> LoadedModel:
     """The model, loaded once in this process."""

@@ -42,7 +42,7 @@ class Served:
 
 
 class System:
-    """A context manager around a broker and ``workers`` processes that have loaded their model and computed a little."""
+    """A context manager around a broker and ``workers`` processes that have computed a little with their model."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class System:
     def _reply(self, request_id: str) -> Reply:
         deadline = time.monotonic() + REPLY_S
         while True:
-            if body := self.client.broker.wait_reply(request_id, 1.0):
+            if self.client.broker.wait_reply(request_id, 1.0):
                 return self.client.wait(request_id)
             self._check_alive()
             if time.monotonic() > deadline:

@@ -29,7 +29,7 @@ WORDS = tuple(
     appear buy wait serve die send expect build stay fall cut reach kill remain good new first last long great little
     own other old big high different small large next early young important few public bad same able and but or so with
     from about into over after under between through before against during without within among the a this that every
-    """.split()
+    """.split()  # noqa: SIM905 (a list of them would be pages)
 )
 
 

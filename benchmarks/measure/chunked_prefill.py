@@ -21,7 +21,7 @@ ABOUT = (
 def measure(bench: Bench) -> Result:
     result = Result("chunked-prefill", "A long prompt among decoding rows", ABOUT)
     default = DEFAULTS.max_step_tokens
-    chunks: list[int | None] = sorted({*CHUNKS[: bench.size(len(CHUNKS), 0)], default})
+    chunks = sorted({*CHUNKS[: bench.size(len(CHUNKS), 0)], default})
     rows = []
     for backend in bench.backends:
         with process(bench.threads) as run:

@@ -37,9 +37,7 @@ def measure(bench: Bench) -> Result:
     single: dict[int, list[float]] = defaultdict(list)
     result = Result("decode", "Decoding by batch size", ABOUT)
     with ExitStack() as stack:
-        runners = {
-            (backend, n): stack.enter_context(process(n)) for backend in bench.backends for n in threads
-        }
+        runners = {(backend, n): stack.enter_context(process(n)) for backend in bench.backends for n in threads}
         for _ in range(bench.rounds):
             for (backend, n), run in runners.items():
                 for size in sizes:
@@ -83,9 +81,7 @@ def _llama_bench(bench: Bench, threads: tuple[int, ...], single: dict[int, list[
     for n in threads:
         try:
             single[n].append(
-                llama_cpp.single_stream(
-                    smollm2_path(), threads=n, tokens=MOST_STEPS, depth=PREFIX, folder=bench.peers
-                )
+                llama_cpp.single_stream(smollm2_path(), threads=n, tokens=MOST_STEPS, depth=PREFIX, folder=bench.peers)
             )
         except PeerError as error:
             if str(error) not in result.notes:
@@ -129,7 +125,8 @@ def _judge(
     else:
         result.cannot_judge(claim, "at least", 1.3, "×")
     claim = "decoding of the NumPy backend over its own B = 1, best batch size"
-    if numpy := {size: rates[("numpy", bench.threads), size] for size in sizes if (("numpy", bench.threads), size) in rates}:
+    key = ("numpy", bench.threads)
+    if numpy := {size: rates[key, size] for size in sizes if (key, size) in rates}:
         best = max(numpy.values(), key=lambda values: spread(values).value)
         result.judge(claim, ratio(best, numpy[1]), "at least", 12.0, "×")
     else:

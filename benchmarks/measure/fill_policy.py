@@ -46,16 +46,14 @@ def measure(bench: Bench) -> Result:
         rows.append([f"{rate:g}/s, {wait} ms ({POLICIES[wait]})", *figures])
     titles = ["arrivals, wait", "first token p50", "p95", "reply p50", "p95", "tok/s", "rows", "cpu ms/token"]
     result.tables.append(Table(f"Milliseconds from enqueue, {bench.best.name} backend:", titles, rows))
-    for name, label, y in (
-        ("latency", "p95 of the reply, ms", lambda found: found.whole_ms[1]),
-        ("processor", "processor ms per output token", lambda found: found.cpu_ms_per_token),
+    speeds = {wait: [points[wait, rate].tokens_per_s for rate in rates] for wait in policies}
+    latency = {wait: [points[wait, rate].whole_ms[1] for rate in rates] for wait in policies}
+    cost = {wait: [points[wait, rate].cpu_ms_per_token for rate in rates] for wait in policies}
+    for name, label, heights in (
+        ("latency", "p95 of the reply, ms", latency),
+        ("processor", "processor ms per output token", cost),
     ):
-        lines = []
-        for wait in policies:
-            line = [points[wait, rate] for rate in rates]
-            lines.append(
-                Line(f"{wait} ms: {POLICIES[wait]}", [found.tokens_per_s for found in line], [y(found) for found in line])
-            )
+        lines = [Line(f"{wait} ms: {POLICIES[wait]}", speeds[wait], heights[wait]) for wait in policies]
         title = f"Fill policy: {label}"
         result.plots.append(Plot(f"fill-policy-{name}", title, "output tokens per second", label, lines))
     return result

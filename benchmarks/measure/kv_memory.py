@@ -34,8 +34,8 @@ def measure(bench: Bench) -> Result:
         if backend.name != TOY:
             claim = f"memory that serving {bench.slots} slots added, of that for whole contexts, {backend.name} backend"
             result.judge(claim, (peak - ready) / whole * 100, "at most", 25.0, " %")
-    titles = ["backend", "resident, model loaded", "highest, serving", f"{bench.slots} × {DEFAULTS.max_context} tokens"]
-    result.tables.append(Table(f"MiB, {bench.slots} slots:", titles, rows))
+    titles = ["backend", "resident, model loaded", "highest, serving", "room for whole contexts"]
+    result.tables.append(Table(f"MiB, {bench.slots} slots, contexts of {DEFAULTS.max_context:,} tokens:", titles, rows))
     return result
 
 

@@ -52,7 +52,8 @@ def _trace(bench: Bench, backend: Backend) -> NDArray[np.float64]:
         argv = timed_argv(trace, bench.threads)
         with System(backend, slots=SLOTS, threads=bench.threads, argv=argv) as system:
             system.serve(workload(few))
-        return np.load(trace)
+        calls: NDArray[np.float64] = np.load(trace)
+    return calls
 
 
 def step_seconds(calls: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -39,13 +39,13 @@ def measure(bench: Bench) -> Result:
 
 
 def _workers(bench: Bench, result: Result) -> None:
-    rates: dict[str, list[float]] = defaultdict(list)
+    rates: dict[tuple[int, int], list[float]] = defaultdict(list)
     work = workload(bench.size(192, 8))
     for _ in range(bench.rounds):
         for workers, threads in ((1, 2), (2, 1)):
             with System(bench.best, slots=bench.slots, threads=threads, workers=workers) as system:
-                rates[f"{workers} × {threads}"].append(system.serve(work).rate)
-    one, two = rates["1 × 2"], rates["2 × 1"]
+                rates[workers, threads].append(system.serve(work).rate)
+    one, two = rates[1, 2], rates[2, 1]
     rows = [["one worker, 2 threads", str(spread(one))], ["two workers, 1 thread each", str(spread(two))]]
     result.tables.append(Table(f"Output tokens per second, {bench.best.name} backend:", ["", "tok/s"], rows))
     result.judge("throughput of two workers of one thread over one of two", ratio(two, one), "at least", 0.9, "×")

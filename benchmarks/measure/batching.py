@@ -1,0 +1,60 @@
+"""Continuous batching against one request at a time and against static batches, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from benchmarks.processes import process
+from benchmarks.result import Result, Table
+from benchmarks.samples import ratio, spread
+from benchmarks.settings import Backend, Bench
+from benchmarks.stepping import loaded
+from benchmarks.workload import workload
+from tokenmill.shared.settings import DEFAULTS
+from tokenmill.worker.engine import ContinuousBatcher
+
+SLOTS = 32
+CONTINUOUS, ONE, STATIC = f"continuous, {SLOTS} slots", "one at a time", f"static batches of {SLOTS}"
+ABOUT = (
+    "The engine alone, without broker and text, on the workload. A static batch takes nobody in before its last "
+    "request has ended; those that ended before leave it at once, so nothing is padded."
+)
+
+
+def measure(bench: Bench) -> Result:
+    result = Result("batching", "Continuous and static batching", ABOUT)
+    n, few = bench.size(96, 8), bench.size(8, 2)
+    rows = []
+    for backend in bench.backends:
+        rates: dict[str, list[float]] = defaultdict(list)
+        with process(bench.threads) as run:
+            for _ in range(1 if backend.name == "numpy" else bench.rounds):
+                for name, requests, slots, group in (
+                    (CONTINUOUS, n, SLOTS, n),
+                    (STATIC, n, SLOTS, SLOTS),
+                    (ONE, few, 1, few),
+                ):
+                    rates[name].append(run(rate, backend, bench.threads, requests, slots, group))
+        rows += [[f"{backend.name}, {name}", str(spread(values))] for name, values in rates.items()]
+        for name, limit in ((ONE, 4.0), (STATIC, 1.4)):
+            claim = f"continuous batching of {SLOTS} over {name}, {backend.name} backend"
+            result.judge(claim, ratio(rates[CONTINUOUS], rates[name]), "at least", limit, "×")
+    result.tables.append(Table("Output tokens per second:", ["", "tok/s"], rows))
+    return result
+
+
+def rate(backend: Backend, threads: int, requests: int, slots: int, group: int) -> float:
+    """Output tokens per second of groups that are served one after the other; runs in a process of its own."""
+    model = loaded(backend, threads, SLOTS)
+    assert model.tokenizer is not None
+    batcher = ContinuousBatcher(model.model, slots, max_step_tokens=DEFAULTS.max_step_tokens)
+    batcher.submit([5], max_tokens=2)
+    batcher.run()
+    work = [(model.tokenizer.encode(request.prompt), request.n_output) for request in workload(requests)]
+    start = time.perf_counter()
+    for first in range(0, requests, group):
+        for prompt, length in work[first : first + group]:
+            batcher.submit(prompt, max_tokens=length, ignore_eos=True)
+        batcher.run()
+    return sum(length for _, length in work) / (time.perf_counter() - start)
