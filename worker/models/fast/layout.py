@@ -49,10 +49,12 @@ MODEL = np.dtype(
 )
 STEP = np.dtype(
     [
-        *((name, np.int64) for name in ("n_tokens", "n_chunks", "n_last")),
-        # Addresses of int32 arrays. For each token: its id and its position. For each chunk, a few tokens of one
-        # context that follow one another: its first token and its length. The tokens that logits are wanted for.
-        *((name, np.int64) for name in ("ids", "positions", "chunk_starts", "chunk_lengths", "last")),
+        *((name, np.int64) for name in ("n_tokens", "n_prompt_tokens", "n_chunks", "n_last")),
+        # Addresses of int32 arrays. For each token: its id and its position. The tokens of rows that bring several.
+        # For each chunk, a few tokens of one row: its first token, its length, and whether it is a row of one token.
+        # The tokens that logits are wanted for.
+        *((name, np.int64) for name in ("ids", "positions", "prompt_tokens")),
+        *((name, np.int64) for name in ("chunk_starts", "chunk_lengths", "chunk_is_row", "last")),
         # Addresses of int64 arrays: for each token and each chunk, the address of its context's block numbers (int32)
         *((name, np.int64) for name in ("token_tables", "chunk_tables")),
         # Rows of tokens, so many bytes apart: the residual stream; what a matrix made of it; the same quantised; logits

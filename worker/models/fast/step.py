@@ -50,7 +50,9 @@ class StepBuffers:
         self._point(np.int32, chunk_starts=starts, chunk_lengths=lengths)
         token_tables = np.repeat(addresses, batch.lengths)
         self._point(np.int64, token_tables=token_tables, chunk_tables=addresses[chunk_rows])
-        self._set(n_tokens=n_tokens, n_chunks=len(starts), n_last=n_last)
+        prompt_tokens = np.flatnonzero(np.repeat(batch.lengths > 1, batch.lengths))
+        self._point(np.int32, prompt_tokens=prompt_tokens, chunk_is_row=batch.lengths[chunk_rows] == 1)
+        self._set(n_tokens=n_tokens, n_prompt_tokens=len(prompt_tokens), n_chunks=len(starts), n_last=n_last)
         floats: Float32 = self._rows["logits"].view(np.float32)
         return floats[:n_last, : self._vocab_size]
 

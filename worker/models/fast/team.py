@@ -1,8 +1,8 @@
-"""The threads of one model: they take the tasks of a step from shared counters.
+"""The threads of one model: they take the work of a step in portions, from shared counters.
 
-A step is a sequence of phases, and a phase a number of tasks. Whoever is free takes the next task; a phase is over
-when all its tasks are done, and nobody waits for a thread that holds none: beside another busy process, the system may
-put any thread aside for milliseconds. Who finds no task spins for some microseconds, then sleeps until the phase is
+A step is a sequence of phases, and a phase a number of portions. Whoever is free takes the next one; a phase is over
+when all are done, and nobody waits for a thread that holds none: beside another busy process, the system may put any
+thread aside for milliseconds. Who finds nothing to take spins for some microseconds, then sleeps until the phase is
 over, so that the system can move a thread with work to the processor that this frees.
 
 Counters carry the number of their step in the upper half. A thread that wakes up too late, in whatever phase of an old
@@ -92,27 +92,47 @@ def current_step(team):
     return _atomic_load(team + _STEP)
 
 
-@kernel
-def portion(team, n):
-    """How many of ``n`` items make a task: all for one thread; else few enough that threads end together."""
-    n_threads = _atomic_load(team + _N_THREADS)
-    return n if n_threads == 1 else -(-n // (8 * n_threads))
+def phase(work: Callable[..., Any]) -> Any:
+    """Make a kernel of ``work(first, last, *arguments)``, for some of a phase's items, that threads share.
+
+    It is called with (team, step, number of the phase, items, tokens of the step, *arguments), by every thread, and
+    returns when all items are done. Small steps have few portions, because handing one to another processor costs as
+    much as their work: a few tenths of a microsecond. Large ones have many, so that threads end together however they
+    are disturbed.
+    """
+    portion_of = kernel(work)
+
+    @kernel
+    def share(team, step, number, n_items, n_tokens, *arguments):
+        n_threads = _atomic_load(team + _N_THREADS)
+        per_thread = 1 if n_threads == 1 else max(1, min(n_tokens // 8, 8))
+        size = max(1, -(-n_items // (n_threads * per_thread)))
+        n_portions = -(-n_items // size)
+        line = team + _PHASES + 64 * number
+        n_done = 0
+        portion = _take(line + _TAKEN, step, n_portions)
+        while portion >= 0:
+            portion_of(portion * size, min(portion * size + size, n_items), *arguments)
+            n_done += 1
+            portion = _take(line + _TAKEN, step, n_portions)
+        over = (step << 32) + n_portions
+        if n_done > 0 and _fetch_add(line + _DONE, n_done) + n_done == over and _atomic_load(team + _SLEEPERS) > 0:
+            _futex(line + _DONE, _WAKE, 1 << 30)
+        _wait(team, step, line + _DONE, over)
+
+    return share
 
 
 @kernel
-def take(team, step, phase, finished, n_tasks):
-    """The next task of a phase, after ``finished`` (-1: none yet); -1 when the phase, or the step, is over."""
-    line = team + _PHASES + 64 * phase
-    over = (step << 32) + n_tasks
-    if finished >= 0 and _fetch_add(line + _DONE, 1) + 1 == over and _atomic_load(team + _SLEEPERS) > 0:
-        _futex(line + _DONE, _WAKE, 1 << 30)
-    taken = _atomic_load(line + _TAKEN)
-    while taken >> 32 == step and taken < over:
-        before = _compare_exchange(line + _TAKEN, taken, taken + 1)
+def _take(address, step, n):
+    """The next of ``n`` portions, or -1 when none is left or the step is over."""
+    first = step << 32
+    taken = _atomic_load(address)
+    while taken >> 32 == step and taken < first + n:
+        before = _compare_exchange(address, taken, taken + 1)
         if before == taken:
-            return taken - (step << 32)
+            return taken - first
         taken = before
-    _wait(team, step, line + _DONE, over)
     return -1
 
 
@@ -132,7 +152,8 @@ def _wait(team, step, address, over):
 
 
 Work = Callable[[int, int], Any]
-"""A thread's part of a step: it gets the address of the team's counters and its own number, and tasks by ``take``."""
+"""A thread's part of a step: it gets the address of the team's counters and its own number, and shares
+its phases."""
 
 
 class Team:
