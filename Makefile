@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check chaos chaos-full fuzz bench peers bench-engine bench-model bench-broker clean
+.PHONY: help demo test lint check chaos chaos-full fuzz bench peers bench-engine bench-broker clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,16 +53,13 @@ bench: $(VENV)/.installed-dev  ## Measure everything, and peers where installed;
 
 peers: $(VENV)/.installed-dev  ## Install what others run today beside us, for make bench; compiles llama.cpp
 	@$(BIN)/python -m benchmarks.environments
-	@$(BIN)/python benchmarks/broker.py --install-peers
+	@$(BIN)/python -m benchmarks.broker --install-peers
 
 bench-engine: $(VENV)/.installed-dev  ## Time the batcher alone, with a toy model
 	@$(BIN)/python benchmarks/engine.py
 
-bench-model: $(VENV)/.installed-dev  ## Time the real model in batches of 1 to 64, and static batching beside it
-	@$(BIN)/python benchmarks/model.py
-
 bench-broker: $(VENV)/.installed-dev  ## Time the broker and one worker with tiny requests, and other queues beside it
-	@$(BIN)/python benchmarks/broker.py $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.broker $(BENCH_ARGS)
 
 clean:  ## Remove what was installed and made
 	rm -rf $(VENV) out

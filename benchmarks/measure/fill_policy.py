@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from benchmarks.machine import process_cpu_s
 from benchmarks.result import Line, Plot, Result, Table
 from benchmarks.samples import percentile, significant
 from benchmarks.settings import Bench
-from benchmarks.system import System, process_cpu_s
+from benchmarks.system import System
 from benchmarks.workload import arrivals, workload
 from tokenmill.shared.errors import TokenmillError
 

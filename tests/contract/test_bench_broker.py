@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "broker.py"
+ROOT = Path(__file__).parents[2]
+MODULE = "benchmarks.broker"
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", MODULE, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
 def test_it_prints_costs_rates_and_memory_and_judges_the_rate(tmp_path: Path) -> None:
@@ -26,8 +27,10 @@ def test_it_prints_costs_rates_and_memory_and_judges_the_rate(tmp_path: Path) ->
 
 
 def test_a_missing_redis_server_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, "--server", "redis"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PATH": str(tmp_path)})
+    command = [sys.executable, "-m", MODULE, "--server", "redis"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={"PATH": str(tmp_path)}
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert "redis-server is not on PATH" in done.stderr

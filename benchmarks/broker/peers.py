@@ -9,9 +9,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_meters import broker_cpu_s, fresh
+from benchmarks.broker.meters import broker_cpu_s, fresh
 
-PROGRAMS = Path(__file__).parent / "peers"
+PROGRAMS = Path(__file__).parents[1] / "peers"
 TIMEOUT_S = 120.0
 
 
@@ -64,7 +64,7 @@ def version(environments: Path, peer: Peer) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        raise PeerError(f"{peer.name} is not installed: run benchmarks/broker.py --install-peers") from None
+        raise PeerError(f"{peer.name} is not installed: run make peers") from None
     own, client = done.stdout.split()
     return f"{own}, redis-py {client}"
 

@@ -16,16 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import broker_ours as ours
-import broker_peers as peers
 import redis
-from broker_tables import Results, machine, median, memory_table, tables
 
+from benchmarks.broker import ours, peers
+from benchmarks.broker.tables import Results, machine, median, memory_table, tables
 from tokenmill.shared.broker import connect
 from tokenmill.shared.embedded import EmbeddedBroker
 from tokenmill.shared.errors import TokenmillError, UsageError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "docs" / "benchmarks-broker.md"
 SLOTS, MORE_SLOTS = 32, 128
 LONG_TOKENS = 64

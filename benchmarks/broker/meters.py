@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import redis
 
+from benchmarks.machine import process_cpu_s
 from tokenmill.shared.broker import Broker, connect
 from tokenmill.shared.errors import UsageError
 
@@ -86,15 +84,6 @@ def broker_cpu_s(client: redis.Redis) -> float:
     """Processor seconds of the broker."""
     cpu: dict[str, Any] = client.info("cpu")
     return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
-
-
-def process_cpu_s(pid: int) -> float:
-    """Processor seconds of another process, where /proc tells; else NaN."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return math.nan
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def answered(broker: Broker, client: redis.Redis) -> int:

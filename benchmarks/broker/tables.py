@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import redis
-from broker_meters import Cost
-from broker_ours import PAYLOAD_BYTES, REPLY_BYTES, WINDOW, Load
-from broker_peers import Peer, PeerCost
 
+from benchmarks.broker.meters import Cost
+from benchmarks.broker.ours import PAYLOAD_BYTES, REPLY_BYTES, WINDOW, Load
+from benchmarks.broker.peers import Peer, PeerCost
+from benchmarks.machine import load as machine_load
+from benchmarks.machine import processor
+from benchmarks.report import table
 from tokenmill.shared.broker import connect
 
 OURS = "1 token"  # the load that the peers are compared with
@@ -114,19 +115,6 @@ def memory_table(memory: dict[str, float], requests: int) -> str:
     return f"Bytes of broker memory per request, over {requests:,} {sizes}:\n\n" + table(["state", "bytes"], rows)
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is to the left, figures are to the right."""
-    figures = [i > 0 and all(row[i][:1].isdigit() or row[i] in ("", "nan") for row in rows) for i in range(len(titles))]
-    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = zip(row, widths, figures, strict=True)
-        return "| " + " | ".join(cell.rjust(n) if right else cell.ljust(n) for cell, n, right in cells) + " |"
-
-    rule = ["-" * (n + 1) + (":" if right else "-") for n, right in zip(widths, figures, strict=True)]
-    return "\n".join([line(titles), "|" + "|".join(rule) + "|", *map(line, rows)])
-
-
 def median(costs: Sequence[Cost] | Sequence[PeerCost], figure: str) -> float:
     """Of one figure over the rounds."""
     return statistics.median(float(getattr(cost, figure)) for cost in costs)
@@ -146,10 +134,8 @@ def _spread(rates: Sequence[float]) -> list[str]:
 
 def machine(url: str) -> str:
     """What decides the figures."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     python = f"Python {platform.python_version()}, redis-py {redis.__version__}"
-    return f"{_processor()}, {cores} cores{load}; {_server(url)}; {python}."
+    return f"{processor()}, load {machine_load():.1f}; {_server(url)}; {python}."
 
 
 def _server(url: str) -> str:
@@ -157,10 +143,3 @@ def _server(url: str) -> str:
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info['redis_version']}"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{platform.machine()} ({names[0]})" if names else platform.machine()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from broker_meters import Cost, Moment, answered, broker_cpu_s, fresh, used
 
+from benchmarks.broker.meters import Cost, Moment, answered, broker_cpu_s, fresh, used
 from tokenmill.shared import lua
 from tokenmill.shared.broker import Broker, Finish
 from tokenmill.shared.errors import TokenmillError

@@ -1,0 +1,1 @@
+"""What the broker costs: ``python -m benchmarks.broker --help``."""
