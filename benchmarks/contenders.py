@@ -13,6 +13,7 @@ from benchmarks.system import System
 from benchmarks.workload import Work, workload
 from tokenmill.shared.embedded import EmbeddedBroker
 from tokenmill.shared.settings import DEFAULTS
+from tokenmill.worker.models.registry import smollm2_path
 
 Rate = Callable[[Sequence[Work]], float]
 """Serves some requests, and says how many output tokens it made per second."""
@@ -62,7 +63,8 @@ def rq_llama(bench: Bench, model: Path, requests: int) -> Contender:
 def static(bench: Bench, backend: Backend, requests: int) -> list[Contender]:
     """Batches that are begun together and end together, over our own model."""
     named = DEFAULTS.backend if backend.name == TOY else backend.name
-    config = {"spec": backend.model, "backend": named, "threads": bench.threads, "slots": STATIC_SLOTS}
+    model = f"gguf:{smollm2_path()}" if backend.model == "smollm2" else backend.model  # they have no weights package
+    config = {"spec": model, "backend": named, "threads": bench.threads, "slots": STATIC_SLOTS}
     setting = f"{STATIC_SLOTS} at a time, over the {_own_name(backend)} model"
     return [
         Contender("service-streamer", setting, requests, _program(bench, STREAMER, "streamer_static", config)),

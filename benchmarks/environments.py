@@ -17,7 +17,7 @@ from benchmarks.settings import PEERS, ROOT
 from tokenmill.shared.errors import TokenmillError
 
 PROGRAMS = Path(__file__).parent / "peers"
-TIMEOUT_S = 900.0
+TIMEOUT_S = 300.0
 
 
 class PeerError(TokenmillError):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +31,24 @@ def contest(serve: Callable[[Requests], Sequence[int]], warm_up: Requests, work:
     if list(made) != [wanted for _, wanted in work]:
         raise SystemExit(f"made {sum(made)} tokens instead of {sum(wanted for _, wanted in work)}")
     print(json.dumps({"seconds": seconds, "tokens": sum(made)}), flush=True)
+
+
+@contextmanager
+def worker(work: Callable[..., None], *args: Any) -> Iterator[None]:
+    """A worker process for as long as the block runs; the program fails with it, instead of waiting for its replies."""
+    process = get_context("spawn").Process(target=work, args=args, daemon=True)
+    process.start()
+    over = threading.Event()
+
+    def watch() -> None:
+        process.join()
+        if not over.is_set():
+            os._exit(1)  # why, the worker has said
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        process.kill()
+        process.join()

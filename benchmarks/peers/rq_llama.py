@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from multiprocessing import get_context
 
-from contest import Requests, config, contest
+from contest import Requests, config, contest, worker
 from llama_cpp import Llama
 from redis import Redis
 from rq import Queue, SimpleWorker
@@ -48,13 +47,9 @@ def serve(queue: Queue, requests: Requests) -> Sequence[int]:
 def main() -> None:
     given = config()
     os.environ.update(MODEL=given["model"], THREADS=str(given["threads"]))
-    worker = get_context("spawn").Process(target=work, args=(given["url"],), daemon=True)
-    worker.start()
     queue = Queue(connection=Redis.from_url(given["url"]))
-    try:
+    with worker(work, given["url"]):
         contest(lambda requests: serve(queue, requests), given["warm_up"], given["work"])
-    finally:
-        worker.kill()
 
 
 if __name__ == "__main__":

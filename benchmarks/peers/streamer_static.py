@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from multiprocessing import get_context
 from typing import Any
 
-from contest import Requests, config, contest
+from contest import Requests, config, contest, worker
 from service_streamer import RedisStreamer, RedisWorker
 from service_streamer.managed_model import ManagedModel
 from static_batch import StaticModel
@@ -25,25 +24,20 @@ class Managed(ManagedModel):  # type: ignore[misc]  # the package has no types
 
 
 def work(broker: str, given: dict[str, Any]) -> None:
-    worker = RedisWorker(Managed, given["slots"], MAX_LATENCY_S, redis_broker=broker, model_init_args=[given])
-    worker.run_forever()
+    RedisWorker(Managed, given["slots"], MAX_LATENCY_S, redis_broker=broker, model_init_args=[given]).run_forever()
 
 
 def main() -> None:
     given = config()
     logging.disable(logging.INFO)
     broker = given["url"].removeprefix("redis://").partition("/")[0]
-    worker = get_context("spawn").Process(target=work, args=(broker, given), daemon=True)
-    worker.start()
     streamer = RedisStreamer(redis_broker=broker)
 
     def serve(requests: Requests) -> Sequence[int]:
         return [made for made, _ in streamer.submit([tuple(request) for request in requests]).result(REPLY_S)]
 
-    try:
+    with worker(work, broker, given):
         contest(serve, given["warm_up"], given["work"])
-    finally:
-        worker.kill()
 
 
 if __name__ == "__main__":
