@@ -24,6 +24,7 @@ SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the lo
 @option("redis")
 @option("queue")
 @option("model")
+@option("backend", type=click.Choice(["auto", "fast", "numpy"]))
 @option("slots")
 @option("threads")
 @option("max_context")
@@ -64,6 +65,7 @@ def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
         max_context=settings.max_context,
         kv_memory_mib=settings.kv_memory_mib,
         threads=settings.threads,
+        backend=settings.backend,
     )
     name = _worker_name()
     present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)

@@ -42,6 +42,7 @@ class Resources:
     max_context: int
     kv_memory_mib: int
     threads: int
+    backend: str
 
 
 def load_model(
@@ -51,14 +52,16 @@ def load_model(
     max_context: int = DEFAULTS.max_context,
     kv_memory_mib: int = DEFAULTS.kv_memory_mib,
     threads: int = DEFAULTS.threads,
+    backend: str = DEFAULTS.backend,
 ) -> LoadedModel:
     """Load the model that ``spec`` names, for ``slots`` requests of at most ``max_context`` tokens at a time.
 
-    Keys and values of all contexts share ``kv_memory_mib``. Raises ``ModelLoadError``, one line that says what to do,
-    whatever is wrong with the spec, the file or the code.
+    Keys and values of all contexts share ``kv_memory_mib``. ``backend`` says what computes GGUF files: ``fast``,
+    ``numpy`` or ``auto``. Raises ``ModelLoadError``, one line that says what to do, whatever is wrong with the spec,
+    the file or the code.
     """
     scheme, _, rest = spec.partition(":")
-    resources = Resources(slots, max_context, kv_memory_mib, threads)
+    resources = Resources(slots, max_context, kv_memory_mib, threads, backend)
     if spec == "smollm2":
         return _load_gguf(smollm2_path(), spec, resources)
     if scheme == "gguf" and rest:
@@ -82,26 +85,23 @@ def smollm2_path() -> Path:
 def _load_gguf(path: Path, name: str, resources: Resources) -> LoadedModel:
     try:
         from tokenmill.worker.models.gguf_file import GgufFile
-        from tokenmill.worker.models.llama_numpy import LlamaModel
-        from tokenmill.worker.models.llama_weights import LlamaConfig, LlamaWeights
+        from tokenmill.worker.models.llama import load_llama
         from tokenmill.worker.models.tokenizer import GgufTokenizer
     except ModuleNotFoundError as error:
         raise ModelLoadError(
             f"GGUF models need the package {error.name}; run: pip install 'tokenmill[models]'"
         ) from error
     file = GgufFile(path)
-    config = LlamaConfig.of(file)
     tokenizer = GgufTokenizer(file)
-    weights = LlamaWeights.of(file, config)
-    model = LlamaModel(
-        config,
-        weights,
-        file.end_token_ids(),
+    model, backend = load_llama(
+        file,
+        resources.backend,
         n_contexts=resources.slots + PARKED_CONTEXTS,
         max_context=resources.max_context,
         kv_memory_mib=resources.kv_memory_mib,
+        threads=resources.threads,
     )
-    return LoadedModel(model, tokenizer, name, f"numpy-llama:{file.fingerprint()}")
+    return LoadedModel(model, tokenizer, name, f"{backend}-llama:{file.fingerprint()}")
 
 
 def _load_toy(spec: str, options: str, resources: Resources) -> LoadedModel:
