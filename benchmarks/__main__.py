@@ -7,6 +7,7 @@ a peer that is not installed is only said.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -17,20 +18,22 @@ import msgspec
 
 from benchmarks import machine, plots, report
 from benchmarks.result import Result, failed
-from benchmarks.settings import PEERS, QUESTIONS, ROOT, Bench, backends
+from benchmarks.settings import PEERS, QUESTIONS, ROOT, TRACES, Bench, backends
 from tokenmill.shared.errors import TokenmillError, UsageError
 
-NAMES = (
+NAMES = (  # the most important first: those for which no time is left are left out
     "whole-system",
     "decode",
-    "batching",
-    "slot-counts",
-    "sharing",
-    "overhead",
     "first-token",
+    "overhead",
+    "sharing",
     "chunked-prefill",
     "prefix-reuse",
+    "slot-counts",
+    "quality",
     "kv-memory",
+    "padding",
+    "batching",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / "out" / "benchmarks.json"  # the last result of each measurement: one can be repeated alone
@@ -44,19 +47,22 @@ def main() -> int:
         quick=options.quick,
         peers=options.peers,
         questions=options.questions,
+        traces=options.traces,
         slots=8 if options.quick else options.slots,
         threads=options.threads,
     )
-    results = []
-    try:
-        for name in options.names or NAMES:
-            print(f"{name} …", file=sys.stderr, flush=True)
-            results.append(run(name, bench))
-            print(report.text(results[-1]), end="\n\n", flush=True)
-            if options.write:
-                write(results)
-    except TokenmillError as error:
-        print(error, file=sys.stderr)
+    results: list[Result] = []
+    started = time.monotonic()
+    for name in options.names or NAMES:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        if time.monotonic() - started > options.minutes * 60:
+            print(f"left out: {options.minutes:g} minutes are over (see --minutes)", file=sys.stderr)
+            continue
+        results.append(run(name, bench))
+        print(report.text(results[-1]), end="\n\n", flush=True)
+        if options.write:
+            write(results)
+    if any(result.broken for result in results):
         return UsageError.exit_code
     return 1 if failed(results) else 0
 
@@ -71,6 +77,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: figures mean nothing")
     parser.add_argument("--questions", type=Path, default=QUESTIONS, help="JSON Lines file of {'turns': [TEXT, …]}")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the traces azure2023_*.csv")
+    parser.add_argument("--minutes", type=float, default=15, help="after which no further measurement begins; 15")
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder of the peers' environments")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)} and its plots")
     options = parser.parse_args()
@@ -80,10 +88,15 @@ def parse() -> argparse.Namespace:
 
 
 def run(name: str, bench: Bench) -> Result:
-    """One measurement, with its date."""
+    """One measurement, with its date; what ends with an error is a result that says so."""
     measure: Callable[[Bench], Result] = import_module(f"benchmarks.measure.{name.replace('-', '_')}").measure
     start = time.perf_counter()
-    result = measure(bench)
+    try:
+        result = measure(bench)
+    except Exception as error:  # the others must not be lost with it
+        if not isinstance(error, TokenmillError):
+            logging.exception("%s failed", name)
+        result = Result(name, name.replace("-", " ").capitalize(), f"Not measured: {error}", broken=True)
     took = time.perf_counter() - start
     result.measured = f"{time.strftime('%Y-%m-%d %H:%M')}, {took:.0f} s, load {machine.load():.1f} at the end"
     return result
@@ -96,10 +109,13 @@ def write(results: list[Result]) -> None:
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     ordered = [kept[name] for name in NAMES if name in kept]
-    for result in ordered:
-        for plot in result.plots:
+    for plot in (plot for result in ordered for plot in result.plots):
+        try:
             plots.draw(plot, PAGE.parent / "plots")
-    PAGE.write_text(report.page(ordered, machine.describe()))
+        except UsageError as error:
+            print(error, file=sys.stderr)
+    missing = [name for name in NAMES if name not in kept]
+    PAGE.write_text(report.page(ordered, machine.describe(), missing))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from benchmarks.result import Result, Table
 COMMAND = "make bench"
 
 
-def page(results: Sequence[Result], machine: Sequence[tuple[str, str]]) -> str:
-    """The whole report; plots are looked for in ``plots/`` beside it."""
+def page(results: Sequence[Result], machine: Sequence[tuple[str, str]], missing: Sequence[str] = ()) -> str:
+    """The whole report; plots are looked for in ``plots/`` beside it. ``missing`` are names without a result."""
     judged = [target for result in results for target in result.targets]
     missed = sum(target.met is False for target in judged)
     unknown = sum(target.met is None for target in judged)
@@ -31,7 +31,8 @@ def page(results: Sequence[Result], machine: Sequence[tuple[str, str]]) -> str:
         "## Targets",
         table(["what", "measured", "target", "", "section"], rows),
     ]
-    return "\n\n".join(head + [section(result) for result in results]) + "\n"
+    tail = [f"Not measured for lack of time: {', '.join(missing)}."] if missing else []
+    return "\n\n".join([*head, *map(section, results), *tail]) + "\n"
 
 
 def section(result: Result) -> str:

@@ -64,6 +64,7 @@ class Result(Struct):
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what is missing, one line each
     measured: str = ""  # when, beside what load
+    broken: bool = False  # it ended with an error, which `about` says
 
     def judge(self, claim: str, figure: Spread | float, sense: Sense, limit: float, unit: str = "") -> None:
         """Hold a figure against a target."""

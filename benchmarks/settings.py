@@ -11,7 +11,8 @@ from tokenmill.worker.models import LoadedModel, load_model
 
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / ".venv-peers"
-QUESTIONS = Path("../shared/data/mt_bench_questions.jsonl")
+TRACES = Path("../shared/data")
+QUESTIONS = TRACES / "mt_bench_questions.jsonl"
 TOY = "toy"
 
 
@@ -42,6 +43,7 @@ class Bench:
     quick: bool = False
     peers: Path = PEERS
     questions: Path = QUESTIONS
+    traces: Path = TRACES
     slots: int = 64
     threads: int = 2
 

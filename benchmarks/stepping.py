@@ -14,9 +14,16 @@ from tokenmill.worker.engine import ContinuousBatcher
 from tokenmill.worker.models import LoadedModel
 
 
-@lru_cache(1)
 def loaded(backend: Backend, threads: int, slots: int) -> LoadedModel:
-    """The model, loaded once in this process."""
+    """The model, loaded once in this process, with all its contexts empty, as a new batcher expects them."""
+    model = _load(backend, threads, slots)
+    for context in range(getattr(model.model, "n_contexts", slots)):
+        model.model.truncate(context, 0)
+    return model
+
+
+@lru_cache(1)
+def _load(backend: Backend, threads: int, slots: int) -> LoadedModel:
     return backend.load(slots=slots, threads=threads)
 
 

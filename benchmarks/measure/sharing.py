@@ -40,7 +40,7 @@ def measure(bench: Bench) -> Result:
 
 def _workers(bench: Bench, result: Result) -> None:
     rates: dict[tuple[int, int], list[float]] = defaultdict(list)
-    work = workload(bench.size(192, 8))
+    work = workload(bench.size(128, 8))
     for _ in range(bench.rounds):
         for workers, threads in ((1, 2), (2, 1)):
             with System(bench.best, slots=bench.slots, threads=threads, workers=workers) as system:
@@ -54,7 +54,7 @@ def _workers(bench: Bench, result: Result) -> None:
 def _steps(bench: Bench, backend: Backend, threads: int, result: Result) -> list[str]:
     alone: list[float] = []
     beside: list[float] = []
-    steps = bench.size(60, 10)
+    steps = bench.size(20 if backend.name == "numpy" else 60, 10)
     with process(threads) as run:
         run(decode_steps, backend, threads, 3)
         for _ in range(bench.rounds):

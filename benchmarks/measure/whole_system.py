@@ -28,8 +28,8 @@ def measure(bench: Bench) -> Result:
         chosen, trials = _servers(bench, Path(folder), result)
         contenders = [*_own(bench, requests, trials), *chosen]
         if bench.best.name != TOY:
-            contenders.append(rq_llama(bench, smollm2_path(), bench.size(24, 2)))
-        contenders += static(bench, bench.best, bench.size(128, 4))
+            contenders.append(rq_llama(bench, smollm2_path(), bench.size(16, 2)))
+        contenders += static(bench, bench.best, bench.size(64, 4))
         rates, settings = _rounds(bench, contenders, result)
     _tabulate(result, rates, settings)
     if trials:
@@ -47,8 +47,8 @@ def _about(requests: int) -> str:
         f"The same {requests} requests for all: prompts of about {PROMPT_WORDS} words, {tokens:,} output tokens "
         f"(exponential, mean {MEAN_OUTPUT}, at most {MAX_OUTPUT}), greedy, EOS ignored, on the weights of SmolLM2-135M "
         "as Q4_1. All are enqueued at once; the clock runs from the first enqueue to the last reply, through a real "
-        "Valkey and one worker process, or over HTTP for `llama-server`. RQ and the static batches are given the first "
-        "few of these requests, since a rate is per token. Our model drops a request out of a static batch when it "
+        "Valkey and one worker process, or over HTTP for `llama-server`. The slower ones are given the first few of "
+        "these requests, since a rate is per token. Our model drops a request out of a static batch when it "
         "has ended, where the usual padded batch goes on computing it."
     )
 
@@ -62,7 +62,7 @@ def _own(bench: Bench, requests: int, trials: dict[str, float]) -> list[Contende
             tried = {n: ours(bench, backend, 0, n).rate(few) for n in NUMPY_SLOTS}
             trials.update({f"tokenmill numpy, {n} slots": rate for n, rate in tried.items()})
             slots = max(tried, key=lambda n: tried[n])
-        contenders.append(ours(bench, backend, requests, slots))
+        contenders.append(ours(bench, backend, requests if backend == bench.best else bench.size(128, 6), slots))
     return contenders
 
 
@@ -78,7 +78,7 @@ def _servers(bench: Bench, folder: Path, result: Result) -> tuple[list[Contender
             model = smollm2_path()
             if kind != SAME_FILE:
                 model = llama_cpp.quantised(model, kind, folder, bench.peers)
-            tried = {n: llama_server(bench, model, kind, bench.size(256, 4), n) for n in counts}
+            tried = {n: llama_server(bench, model, kind, bench.size(128, 4), n) for n in counts}
             rates = {n: contender.rate(workload(_trial_size(bench))) for n, contender in tried.items()}
             trials.update({f"llama-server, {kind}, {n} slots": rate for n, rate in rates.items()})
             counts = tuple(sorted(counts, key=lambda n: -rates[n])[:2])  # the next kinds are tried with the best two
@@ -90,7 +90,7 @@ def _servers(bench: Bench, folder: Path, result: Result) -> tuple[list[Contender
 
 
 def _trial_size(bench: Bench) -> int:
-    return bench.size(64, 2)
+    return bench.size(48, 2)
 
 
 def _rounds(bench: Bench, contenders: list[Contender], result: Result) -> tuple[Rates, dict[str, str]]:
