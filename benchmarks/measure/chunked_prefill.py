@@ -20,14 +20,16 @@ ABOUT = (
 
 def measure(bench: Bench) -> Result:
     result = Result("chunked-prefill", "A long prompt among decoding rows", ABOUT)
-    default = DEFAULTS.max_step_tokens
+    default, long = DEFAULTS.max_step_tokens, bench.size(LONG_PROMPT, 200)
     chunks = sorted({*CHUNKS[: bench.size(len(CHUNKS), 0)], default})
     rows = []
     for backend in bench.backends:
         with process(bench.threads) as run:
             for chunk in [None, *chunks]:
                 arrivals = bench.size(1 if backend.name == "numpy" or chunk is None else 4, 1)
-                quiet, disturbed = run(inter_token_ms, backend, bench.threads, chunk, arrivals, bench.size(100, 10))
+                quiet, disturbed = run(
+                    inter_token_ms, backend, bench.threads, chunk, long, arrivals, bench.size(100, 10)
+                )
                 p99 = percentile(quiet, 99)
                 times = percentile(disturbed, 99) / p99
                 shown = (percentile(quiet, 50), p99, percentile(disturbed, 99), max(disturbed), times)
@@ -44,7 +46,7 @@ def measure(bench: Bench) -> Result:
 
 
 def inter_token_ms(
-    backend: Backend, threads: int, chunk: int | None, arrivals: int, steps: int
+    backend: Backend, threads: int, chunk: int | None, n_long: int, arrivals: int, steps: int
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of undisturbed and of disturbed steps; runs in a process of its own."""
     model = loaded(backend, threads, ROWS + 1)
@@ -54,7 +56,7 @@ def inter_token_ms(
     disturbed: list[float] = []
     for seed in range(arrivals):
         quiet += step_ms(batcher, max(1, steps // arrivals))
-        long = batcher.submit(tokens(model, LONG_PROMPT, seed=1000 + seed), max_tokens=1, ignore_eos=True)
+        long = batcher.submit(tokens(model, n_long, seed=1000 + seed), max_tokens=1, ignore_eos=True)
         answered: set[int] = set()
         while long not in answered:
             ms, handles = timed_step(batcher)

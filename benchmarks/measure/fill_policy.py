@@ -13,9 +13,9 @@ from benchmarks.system import System
 from benchmarks.workload import arrivals, workload
 from tokenmill.shared.errors import TokenmillError
 
-POLICIES = {0: "real time", 20: "micro-batch", 100: "micro-batch", 1000: "batch"}
-RATES = (2.0, 5.0, 10.0, 15.0, 20.0)
-SECONDS = 6.0  # of arrivals at each rate
+POLICIES = {0: "real time", 50: "micro-batch", 500: "batch"}
+RATES = (2.0, 6.0, 12.0, 18.0)
+SECONDS = 5.0  # of arrivals at each rate
 STATUS_S = 5.0
 ABOUT = (
     "Requests of the workload arrive at random (Poisson) at a given rate, at one worker that waits up to "
@@ -39,7 +39,12 @@ def measure(bench: Bench) -> Result:
     result = Result("fill-policy", "How long a step may wait for a fuller batch", ABOUT)
     rates = RATES[: bench.size(len(RATES), 1)]
     policies = list(POLICIES)[: bench.size(len(POLICIES), 2)]
-    points = {(wait, rate): point(bench, wait, rate) for rate in rates for wait in policies}
+    points = {}
+    for wait in policies:
+        options = ["--max-wait-ms", str(wait)]
+        with System(bench.best, slots=bench.slots, threads=bench.threads, options=options) as system:
+            for rate in rates:
+                points[wait, rate] = point(system, rate, bench.size(int(rate * SECONDS), 2))
     rows = []
     for (wait, rate), found in points.items():
         latencies = (*found.first_token_ms, *found.whole_ms)
@@ -60,34 +65,31 @@ def measure(bench: Bench) -> Result:
     return result
 
 
-def point(bench: Bench, wait_ms: int, rate: float) -> Point:
-    """Serve some seconds of arrivals."""
-    n = max(2, int(rate * (0.5 if bench.quick else SECONDS)))
-    options = ["--max-wait-ms", str(wait_ms)]
-    with System(bench.best, slots=bench.slots, threads=bench.threads, options=options) as system:
-        warm = _status(system, system.n_served)
-        before = process_cpu_s(system.workers[0].pid)
-        served = system.serve(workload(n), arrivals(n, rate))
-        spent = process_cpu_s(system.workers[0].pid) - before
-        after = _status(system, system.n_served)
+def point(system: System, rate: float, n: int) -> Point:
+    """Serve ``n`` requests that arrive at this rate."""
+    pid = system.workers[0].pid
+    before, cpu_s = _status(system), process_cpu_s(pid)
+    served = system.serve(workload(n), arrivals(n, rate))
+    cpu_s = process_cpu_s(pid) - cpu_s
+    after = _status(system)
     first = [reply.ttft_ms or 0.0 for reply in served.replies]
     whole = [reply.e2e_ms or 0.0 for reply in served.replies]
-    steps = max(1, after["steps"] - warm["steps"])
+    steps = max(1, after["steps"] - before["steps"])
     return Point(
         (percentile(first, 50), percentile(first, 95)),
         (percentile(whole, 50), percentile(whole, 95)),
         served.rate,
-        spent * 1000 / served.output_tokens,
-        (after["row_steps"] - warm["row_steps"]) / steps,
+        cpu_s * 1000 / served.output_tokens,
+        (after["row_steps"] - before["row_steps"]) / steps,
     )
 
 
-def _status(system: System, n_served: int) -> dict[str, int]:
+def _status(system: System) -> dict[str, int]:
     """What the worker says of itself once it has counted all requests so far."""
     deadline = time.monotonic() + STATUS_S
     while time.monotonic() < deadline:
         status = system.states()[0].status
-        if status["requests"] >= n_served:
+        if status["requests"] >= system.n_served:
             return status
         time.sleep(0.02)
     raise TokenmillError("the worker's status does not come up to date")

@@ -19,8 +19,8 @@ TEXTS, LONGEST = 32, 96
 CLAIM = "KL divergence of the fast backend from float32, MT-bench text"
 ABOUT = (
     "Both compute the same tokens, one after the other, and at each of them the distributions of the next are "
-    "compared: the Kullback-Leibler divergence of the backend from float32 (the NumPy backend, which computes with the file's "
-    "weights exactly), the perplexity of the text under both, and how often the likeliest token is the same."
+    "compared: the Kullback-Leibler divergence of the backend from float32 (the NumPy backend, which computes with the "
+    "file's weights exactly), the perplexity of the text under both, and how often the likeliest token is the same."
 )
 
 
