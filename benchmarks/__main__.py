@@ -82,6 +82,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder of the peers' environments")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)} and its plots")
     options = parser.parse_args()
+    if options.quick and options.write:
+        parser.error("figures of --quick mean nothing: leave out --write")
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"unknown measurement {', '.join(sorted(unknown))}: use {', '.join(NAMES)}")
     return options

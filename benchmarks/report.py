@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from benchmarks.result import Result, Table
 
 COMMAND = "make bench"
+_FIGURE = re.compile(r"-?[\d,.]+(e-?\d+)?( \([\d,.]+ to [\d,.]+\))?( ?[%×]| ms)?")
 
 
 def page(results: Sequence[Result], machine: Sequence[tuple[str, str]], missing: Sequence[str] = ()) -> str:
@@ -72,7 +74,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_figures(cells: Iterable[str]) -> bool:
-    return all(cell[:1].isdigit() or cell in ("", "nan", "–") for cell in cells)
+    return all(cell in ("", "nan", "–") or _FIGURE.fullmatch(cell) for cell in cells)
 
 
 def _plain(shown: Table) -> str:

@@ -13,6 +13,7 @@ from benchmarks.samples import percentile, significant, spread
 from benchmarks.settings import Backend, Bench
 from benchmarks.system import System, timed_argv
 from benchmarks.workload import workload
+from tokenmill.shared.errors import TokenmillError
 
 SLOTS = 32
 FULL = 0.9  # share of the slots that are busy in the steps that count
@@ -46,7 +47,7 @@ def measure(bench: Bench) -> Result:
 
 def _trace(bench: Bench, backend: Backend) -> NDArray[np.float64]:
     """Calls of one worker: begin, end, rows, tokens."""
-    few = bench.size(32, 8) if backend.name == "numpy" else bench.size(96, 8)
+    few = bench.size(48 if backend.name == "numpy" else 96, 40)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "calls.npy"
         argv = timed_argv(trace, bench.threads)
@@ -61,4 +62,6 @@ def step_seconds(calls: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     begin, end, rows = calls[:, 0], calls[:, 1], calls[:, 2]
     full = rows >= FULL * rows.max()
     both = full[:-1] & full[1:]
+    if not both.any():
+        raise TokenmillError("the slots were never busy for two steps: serve more requests")
     return (begin[1:] - begin[:-1])[both], (end[:-1] - begin[:-1])[both]
