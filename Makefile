@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check chaos chaos-full fuzz bench peers bench-engine bench-broker clean
+.PHONY: help demo test test-long lint check chaos chaos-full fuzz bench peers bench-engine bench-broker clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ demo: $(VENV)/.installed  ## Answer examples/prompts.jsonl with two workers and 
 test: $(VENV)/.installed-dev  ## Run the whole test suite; needs no Redis
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-long: $(VENV)/.installed-dev  ## Run the tests that take a minute or more
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
 lint: $(VENV)/.installed-dev  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,7 +51,7 @@ chaos-full: $(VENV)/.installed-dev  ## The long run: 20,000 requests, 320 kills,
 fuzz: $(VENV)/.installed-dev  ## Push 20,000 hostile payloads at workers, SEED=1
 	@$(BIN)/python -m tests.fuzz --count 20000 --seed $(SEED)
 
-bench: $(VENV)/.installed-dev  ## Measure everything, and peers where installed; write docs/benchmarks.md; 20 minutes
+bench: $(VENV)/.installed-dev  ## Measure everything, and peers where installed; write docs/benchmarks.md; 15 minutes
 	@$(BIN)/python -m benchmarks $(if $(BENCH_ARGS),$(BENCH_ARGS),--write)
 
 peers: $(VENV)/.installed-dev  ## Install what others run today beside us, for make bench; compiles llama.cpp
