@@ -1,4 +1,4 @@
-"""Functions in a process of their own, with as many maths threads as they are to have."""
+"""Functions in a process of their own, whose maths libraries have one thread, as in a worker."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Process:
 
 
 @contextmanager
-def process(threads: int) -> Iterator[Process]:
-    """A process whose NumPy has this many threads."""
+def process() -> Iterator[Process]:
+    """One more process; our models divide their work themselves."""
     before: Any = os.environ.get(_THREADS)
-    os.environ[_THREADS] = str(threads)
+    os.environ[_THREADS] = "1"
     executor = ProcessPoolExecutor(1, get_context("spawn"))
     try:
         executor.submit(os.getpid).result()  # it starts now, with this environment

@@ -128,10 +128,10 @@ class System:
             worker.kill(STOP_S)
 
 
-def timed_argv(trace: Path, threads: int) -> Callable[..., Sequence[str]]:
+def timed_argv(trace: Path) -> Callable[..., Sequence[str]]:
     """Command line of a worker that writes down when its model calls begin and end (``timed_worker.py``)."""
 
     def argv(*arguments: str) -> Sequence[str]:
-        return [sys.executable, "-m", "benchmarks.timed_worker", str(trace), str(threads), *arguments]
+        return [sys.executable, "-m", "benchmarks.timed_worker", str(trace), *arguments]
 
     return argv

@@ -1,4 +1,4 @@
-"""``tokenmill worker`` that writes down every call of its model: ``… timed_worker TRACE THREADS WORKER-OPTIONS``.
+"""``tokenmill worker`` that writes down every call of its model: ``… timed_worker TRACE WORKER-OPTIONS``.
 
 TRACE becomes a NumPy file of one line per call: its begin and end on the clock that all processes share, rows, and
 tokens.
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def main() -> None:
-    _, trace, threads, *options = sys.argv
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", threads)  # NumPy is imported here, before the worker can say so
+    _, trace, *options = sys.argv
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy is imported here, before the worker can say so
     import numpy as np
 
     from tokenmill.shared.cli import main as tokenmill

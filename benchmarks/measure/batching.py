@@ -27,7 +27,7 @@ def measure(bench: Bench) -> Result:
     n, few = bench.size(96, 8), bench.size(8, 2)
     rates: dict[str, list[float]] = defaultdict(list)
     ways = ((CONTINUOUS, n, SLOTS, n), (STATIC, n, SLOTS, SLOTS), (ONE, few, 1, few))
-    with process(bench.threads) as run:
+    with process() as run:
         for _ in range(bench.rounds):
             for name, requests, slots, group in ways:
                 rates[name].append(run(rate, bench.best, bench.threads, requests, slots, group))

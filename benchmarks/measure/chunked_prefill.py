@@ -24,7 +24,7 @@ def measure(bench: Bench) -> Result:
     chunks = sorted({*CHUNKS[: bench.size(len(CHUNKS), 0)], default})
     rows = []
     for backend in bench.backends:
-        with process(bench.threads) as run:
+        with process() as run:
             for chunk in [None, *chunks]:
                 arrivals = bench.size(1 if backend.name == "numpy" or chunk is None else 4, 1)
                 quiet, disturbed = run(

@@ -37,7 +37,7 @@ def measure(bench: Bench) -> Result:
     single: dict[int, list[float]] = defaultdict(list)
     result = Result("decode", "Decoding by batch size", ABOUT)
     with ExitStack() as stack:
-        runners = {(backend, n): stack.enter_context(process(n)) for backend in bench.backends for n in threads}
+        runners = {(backend, n): stack.enter_context(process()) for backend in bench.backends for n in threads}
         for _ in range(bench.rounds):
             for (backend, n), run in runners.items():
                 for size in sizes:

@@ -43,7 +43,7 @@ def _sample(bench: Bench, backend: Backend) -> tuple[list[float], list[float]]:
     n, rng = bench.size(300, 5), np.random.default_rng(3)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "calls.npy"
-        with System(backend, slots=8, threads=bench.threads, argv=timed_argv(trace, bench.threads)) as system:
+        with System(backend, slots=8, threads=bench.threads, argv=timed_argv(trace)) as system:
             spans = []
             for _ in range(n):
                 time.sleep(rng.uniform(0, LONGEST_PAUSE_S))

@@ -50,7 +50,7 @@ def _trace(bench: Bench, backend: Backend) -> NDArray[np.float64]:
     few = bench.size(48 if backend.name == "numpy" else 96, 40)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "calls.npy"
-        argv = timed_argv(trace, bench.threads)
+        argv = timed_argv(trace)
         with System(backend, slots=SLOTS, threads=bench.threads, argv=argv) as system:
             system.serve(workload(few))
         calls: NDArray[np.float64] = np.load(trace)

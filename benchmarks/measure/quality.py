@@ -46,7 +46,7 @@ def measure(bench: Bench) -> Result:
         result.notes.append(str(error))
     rows = []
     for backend in others:
-        with process(bench.threads) as run:
+        with process() as run:
             found = run(compare, backend, reference, bench.threads, texts, bench.size(LONGEST, 8))
         n, *figures, same = astuple(found)
         rows.append([backend.name, f"{n:,}", *map(significant, figures), f"{100 * same:.1f} %"])

@@ -55,7 +55,7 @@ def _steps(bench: Bench, backend: Backend, threads: int, result: Result) -> list
     alone: list[float] = []
     beside: list[float] = []
     steps = bench.size(20 if backend.name == "numpy" else 60, 10)
-    with process(threads) as run:
+    with process() as run:
         run(decode_steps, backend, threads, 3)
         for _ in range(bench.rounds):
             alone += run(decode_steps, backend, threads, steps)

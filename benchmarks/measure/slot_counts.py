@@ -24,7 +24,7 @@ def measure(bench: Bench) -> Result:
     rows = []
     for backend in bench.backends:
         n, longest = (32, 12) if backend.name == "numpy" else (96, 32)
-        with process(bench.threads) as run:
+        with process() as run:
             outputs = {
                 count: run(greedy, backend, bench.threads, count, bench.size(n, 4), bench.size(longest, 3))
                 for count in slots

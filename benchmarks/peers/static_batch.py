@@ -15,7 +15,7 @@ class StaticModel:
     """Generates for a batch of ``(prompt, output tokens)`` until the last of them is done."""
 
     def __init__(self, given: dict[str, Any]) -> None:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(given["threads"]))  # before NumPy is imported
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in our workers; before NumPy is imported
         from tokenmill.worker.engine import ContinuousBatcher
         from tokenmill.worker.models import load_model
 
