@@ -52,7 +52,7 @@ def main(kills: int, seed: int, checkpoint_tokens: int) -> None:
             ok = False
         click.echo(
             f"{name:<20}{evidence.struck['kill']:>8,}{evidence.stats['reclaimed']:>12,}{evidence.generated:>15,}"
-            f"{twice:>8,}{bound if every < _NEVER else '–':>8}"  # noqa: RUF001
+            f"{twice:>8,}{bound if every < _NEVER else '–':>8}"
         )
     sys.exit(not ok)
 
