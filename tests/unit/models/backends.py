@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tokenmill.worker.engine.model import Batch, Model
 from tokenmill.worker.models import load_model
+from tokenmill.worker.models.fast.cpu import instruction_set
 
 from .conftest import write
+from .quantized import write_quantized
 
 SLOTS = 4
 Row = tuple[int, int, list[int]]  # context, start, tokens
@@ -32,13 +36,25 @@ def numpy_model(folder: Path) -> Model:
     return load_model(f"gguf:{path}", slots=SLOTS, backend="numpy", threads=2).model
 
 
-BACKENDS = [Backend("numpy", numpy_model, 1e-4)]
+def fast_model(folder: Path, threads: int) -> Model:
+    """A tiny quantised model, computed by kernels."""
+    if instruction_set() is None:
+        pytest.skip("there are no kernels for this processor")
+    path = write_quantized(folder / "tiny.gguf")
+    return load_model(f"gguf:{path}", slots=SLOTS, backend="fast", threads=threads).model
+
+
+BACKENDS = [
+    Backend("numpy", numpy_model, 1e-4),
+    Backend("fast", partial(fast_model, threads=1), 0),
+    Backend("fast-2-threads", partial(fast_model, threads=2), 0),
+]
 
 
 def forward(model: Model, *rows: Row, complete: list[bool] | None = None) -> np.ndarray:
     """Logits of one step with these rows."""
     contexts, starts, tokens = zip(*rows, strict=True)
-    return model.forward(
+    logits = model.forward(
         Batch(
             contexts=np.array(contexts, np.int32),
             starts=np.array(starts, np.int32),
@@ -47,3 +63,4 @@ def forward(model: Model, *rows: Row, complete: list[bool] | None = None) -> np.
             complete=np.array(complete or [True] * len(rows)),
         )
     )
+    return np.array(logits)  # a copy, for a model may use its array again

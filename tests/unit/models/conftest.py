@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
 from tokenizers import pre_tokenizers
 
 from tokenmill.worker.models.gguf_file import GgufFile
@@ -73,12 +74,14 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def write(path: Path, changes: dict[str, Any] | None = None, *, architecture: str = "llama") -> Path:
-    """Write the tiny model with changes: metadata and tensors by name, None removes one."""
+    """Write the tiny model with changes: metadata and tensors by name, as they are or with a type; None removes one."""
     writer = GGUFWriter(path, architecture)
     for key, value in (metadata() | tensors() | (changes or {})).items():
         match value:
             case np.ndarray():
                 writer.add_tensor(key, value)
+            case (np.ndarray() as array, GGMLQuantizationType() as kind):
+                writer.add_tensor(key, quantize(array, kind), raw_dtype=kind)
             case list():
                 writer.add_array(key, value)
             case int():

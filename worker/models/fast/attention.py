@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from tokenmill.worker.models.fast.cpu import AVX512, instruction_set
+from tokenmill.worker.models.fast.cpu import AVX2, AVX512, instruction_set
 from tokenmill.worker.models.fast.kernel import intrinsic, kernel
 from tokenmill.worker.models.fast.layout import BLOCK_TOKENS, LANES
 from tokenmill.worker.models.fast.vector import (
@@ -98,18 +98,28 @@ def layer_address(model, layer):
     return model.pool + layer * model.n_blocks * model.n_kv_heads * piece_bytes(model.head_dim)
 
 
-def _define_tile(n: int) -> Any:
-    """Attention for ``n`` query heads that share a key/value head."""
+@intrinsic
+def _tile(context, n, queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks):
+    """Attention for ``n`` query heads that share a key/value head, at most ``_largest_tile``."""
 
-    @intrinsic
-    def tile(context, queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks):
-        def generate(context, builder, signature, arguments):
-            _AttentionTile(Emitter(builder), n, *arguments).emit()
-            return context.get_dummy_value()
+    def generate(context, builder, signature, arguments):
+        for size in range(1, _LARGEST_TILE[instruction_set()] + 1):
+            with builder.if_then(builder.icmp_signed("==", arguments[0], I64(size))):
+                _AttentionTile(Emitter(builder), size, *arguments[1:]).emit()
+        return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 10), generate
+    return types.void(*[types.intp] * 11), generate
 
-    return tile
+
+_LARGEST_TILE = {AVX512: 4, AVX2: 2}  # query heads for whose sums there are registers
+
+
+@intrinsic
+def _largest_tile(context):
+    def generate(context, builder, signature, arguments):
+        return I64(_LARGEST_TILE[instruction_set()])
+
+    return types.intp(), generate
 
 
 class _AttentionTile:
@@ -245,32 +255,6 @@ class _AttentionTile:
                     emit.add_fma(weight, value[v], variable)
 
 
-_tile_4, _tile_3, _tile_2, _tile_1 = (_define_tile(n) for n in (4, 3, 2, 1))
-
-
-@kernel
-def _run_tile(n, queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks):
-    """The tile of so many query heads."""
-    if n == 4:
-        _tile_4(queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks)
-    elif n == 3:
-        _tile_3(queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks)
-    elif n == 2:
-        _tile_2(queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks)
-    else:
-        _tile_1(queries, longest, table, blocks, stride, head_dim, scores, score_stride, next_table, next_blocks)
-
-
-@intrinsic
-def _largest_tile(context):
-    """Query heads of the largest tile that fits into the registers."""
-
-    def generate(context, builder, signature, arguments):
-        return I64(4 if instruction_set() == AVX512 else 2)
-
-    return types.intp(), generate
-
-
 @kernel
 def attend(model, layer, projected, stride, n_tokens, position, table, scratch, score_stride, next_table):
     """Replace the queries of consecutive tokens of one context by what they attend to.
@@ -300,7 +284,7 @@ def attend(model, layer, projected, stride, n_tokens, position, table, scratch, 
                 next_blocks, following = first_block, next_table
             else:
                 next_blocks, following = blocks + piece, table
-            _run_tile(
+            _tile(
                 n, scratch, longest, table, blocks, n_kv * piece, head_dim, scores, score_stride, following, next_blocks
             )
             done += n

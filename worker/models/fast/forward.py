@@ -13,8 +13,11 @@ from tokenmill.worker.models.fast.vector import load_i32, load_i64
 
 PHASES_PER_LAYER, OTHER_PHASES = 9, 3
 
+_multiply = phase(multiply)
+
 
 @phase
+@kernel
 def _embed(first, last, model, step):
     """Rows of the embedding, dequantised."""
     for token in range(first, last):
@@ -22,6 +25,7 @@ def _embed(first, last, model, step):
 
 
 @phase
+@kernel
 def _normalize(first, last, model, step, weight):
     """RMS norm of the residual stream, quantised."""
     for token in range(first, last):
@@ -31,6 +35,7 @@ def _normalize(first, last, model, step, weight):
 
 
 @phase
+@kernel
 def _normalize_last(first, last, model, step):
     """The output norm of the tokens that logits are wanted for."""
     for i in range(first, last):
@@ -40,12 +45,7 @@ def _normalize_last(first, last, model, step):
 
 
 @phase
-def _multiply(first, last, matrix, step, n_tokens, out, out_stride, add):
-    """Panels of a matrix, times the activations of all tokens."""
-    multiply(matrix, first, last, step.activations, step.activations_stride, n_tokens, out, out_stride, add)
-
-
-@phase
+@kernel
 def _rope_store(first, last, model, step, layer):
     """Positions into queries and keys, keys and values into their blocks, for tokens of prompts."""
     for i in range(first, last):
@@ -59,6 +59,7 @@ def _rope_store_token(token, model, step, layer):
 
 
 @phase
+@kernel
 def _attend(first, last, model, step, layer, scratch):
     """Attention of some chunks, quantised."""
     stride = step.projected_stride
@@ -76,6 +77,7 @@ def _attend(first, last, model, step, layer, scratch):
 
 
 @phase
+@kernel
 def _gate(first, last, model, step):
     """The gate of the feed-forward block, quantised."""
     for token in range(first, last):
@@ -91,6 +93,7 @@ def forward(team: int, thread: int, models: Any, layers: Any, steps: Any) -> Non
     n = step.n_tokens
     scratch = step.scratch + thread * step.scratch_bytes
     projected, wide = step.projected, step.projected_stride
+    rows, stride = step.activations, step.activations_stride
     hidden, narrow = step.hidden, step.hidden_stride
     _embed(team, turn, 0, n, n, model, step)
     at = 1
@@ -98,16 +101,16 @@ def forward(team: int, thread: int, models: Any, layers: Any, steps: Any) -> Non
         layer = layers[i]
         qkv, out, gate_up, down = layer.qkv, layer.attention_out, layer.gate_up, layer.down
         _normalize(team, turn, at, n, n, model, step, layer.attention_norm)
-        _multiply(team, turn, at + 1, qkv.n_panels, n, qkv, step, n, projected, wide, 0)
+        _multiply(team, turn, at + 1, qkv.n_panels, n, qkv, rows, stride, n, projected, wide, 0)
         _rope_store(team, turn, at + 2, step.n_prompt_tokens, n, model, step, i)
         _attend(team, turn, at + 3, step.n_chunks, n, model, step, i, scratch)
-        _multiply(team, turn, at + 4, out.n_panels, n, out, step, n, hidden, narrow, 1)
+        _multiply(team, turn, at + 4, out.n_panels, n, out, rows, stride, n, hidden, narrow, 1)
         _normalize(team, turn, at + 5, n, n, model, step, layer.ffn_norm)
-        _multiply(team, turn, at + 6, gate_up.n_panels, n, gate_up, step, n, projected, wide, 0)
+        _multiply(team, turn, at + 6, gate_up.n_panels, n, gate_up, rows, stride, n, projected, wide, 0)
         _gate(team, turn, at + 7, n, n, model, step)
-        _multiply(team, turn, at + 8, down.n_panels, n, down, step, n, hidden, narrow, 1)
+        _multiply(team, turn, at + 8, down.n_panels, n, down, rows, stride, n, hidden, narrow, 1)
         at += PHASES_PER_LAYER
     n, head = step.n_last, model.head
     if n > 0:
         _normalize_last(team, turn, at, n, n, model, step)
-        _multiply(team, turn, at + 1, head.n_panels, n, head, step, n, step.logits, step.logits_stride, 0)
+        _multiply(team, turn, at + 1, head.n_panels, n, head, rows, stride, n, step.logits, step.logits_stride, 0)

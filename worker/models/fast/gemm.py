@@ -8,7 +8,7 @@ how many tokens it is computed with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -44,20 +44,27 @@ class _Tile(NamedTuple):
         return self.lanes * self.vectors
 
 
-def _define_tile(tokens: int, bits: int) -> Any:
-    """A tile for ``tokens`` tokens and, with AVX2, 16 outputs of a panel; with AVX-512, all 48 of them."""
+@intrinsic
+def _tile(context, n_tokens, bits, activations, stride, n_in, panel, output, out, out_stride, add):
+    """Some tokens (4, 2 or 1), times the outputs of a panel from ``output`` on, ``_tile_outputs`` of them."""
 
-    @intrinsic
-    def tile(context, activations, stride, n_in, panel, output, out, out_stride, add):
-        def generate(context, builder, signature, arguments):
-            wide = instruction_set() == AVX512
-            shape = _Tile(tokens, bits, 16, 3) if wide else _Tile(tokens, bits, 8, 2)
-            _emit_tile(Emitter(builder), shape, *arguments)
-            return context.get_dummy_value()
+    def generate(context, builder, signature, arguments):
+        given_tokens, given_bits, *others = arguments
+        for shape in _shapes():
+            right_size = builder.icmp_signed("==", given_tokens, I64(shape.tokens))
+            right_bits = builder.icmp_signed("==", given_bits, I64(shape.bits))
+            with builder.if_then(builder.and_(right_size, right_bits)):
+                _emit_tile(Emitter(builder), shape, *others)
+        return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 8), generate
+    return types.void(*[types.intp] * 10), generate
 
-    return tile
+
+def _shapes() -> list[_Tile]:
+    """The tiles that fit into the registers: 12 sums with AVX-512, 4 with AVX2."""
+    if instruction_set() == AVX512:
+        return [_Tile(tokens, bits, lanes=16, vectors=3) for bits in (4, 8) for tokens in (4, 2, 1)]
+    return [_Tile(tokens, bits, lanes=8, vectors=2) for bits in (4, 8) for tokens in (2, 1)]
 
 
 def _emit_tile(
@@ -189,68 +196,28 @@ class _MultiplyAdd:
         return [[self._widened(x) if self._tile.bits == 4 else x for x in row] for row in self._sums]
 
 
-_tile_4x4, _tile_4x2, _tile_4x1 = (_define_tile(tokens, bits=4) for tokens in (4, 2, 1))
-_tile_8x4, _tile_8x2, _tile_8x1 = (_define_tile(tokens, bits=8) for tokens in (4, 2, 1))
-
-
 @intrinsic
-def _outputs_of_tile(context):
-    """Outputs of a tile: 48 with AVX-512, 16 with AVX2."""
+def _tile_outputs(context):
+    """Outputs of every tile."""
 
     def generate(context, builder, signature, arguments):
-        return I64(PANEL if instruction_set() == AVX512 else 16)
+        return I64(_shapes()[0].outputs)
 
     return types.intp(), generate
 
 
 @intrinsic
-def _tokens_of_tile(context):
-    """Tokens of the largest tile that fits into the registers."""
+def _tile_tokens(context):
+    """Tokens of the largest tile."""
 
     def generate(context, builder, signature, arguments):
-        return I64(4 if instruction_set() == AVX512 else 2)
+        return I64(_shapes()[0].tokens)
 
     return types.intp(), generate
 
 
 @kernel
-def _multiply_4(activations, stride, n_in, panel, output, n_tokens, out, out_stride, add):
-    """One tile's width of a 4-bit panel, for all tokens."""
-    token = 0
-    if _tokens_of_tile() == 4:
-        while token + 4 <= n_tokens:
-            rows, place = activations + token * stride, out + token * out_stride
-            _tile_4x4(rows, stride, n_in, panel, output, place, out_stride, add)
-            token += 4
-    while token + 2 <= n_tokens:
-        rows, place = activations + token * stride, out + token * out_stride
-        _tile_4x2(rows, stride, n_in, panel, output, place, out_stride, add)
-        token += 2
-    if token < n_tokens:
-        rows, place = activations + token * stride, out + token * out_stride
-        _tile_4x1(rows, stride, n_in, panel, output, place, out_stride, add)
-
-
-@kernel
-def _multiply_8(activations, stride, n_in, panel, output, n_tokens, out, out_stride, add):
-    """One tile's width of an 8-bit panel, for all tokens."""
-    token = 0
-    if _tokens_of_tile() == 4:
-        while token + 4 <= n_tokens:
-            rows, place = activations + token * stride, out + token * out_stride
-            _tile_8x4(rows, stride, n_in, panel, output, place, out_stride, add)
-            token += 4
-    while token + 2 <= n_tokens:
-        rows, place = activations + token * stride, out + token * out_stride
-        _tile_8x2(rows, stride, n_in, panel, output, place, out_stride, add)
-        token += 2
-    if token < n_tokens:
-        rows, place = activations + token * stride, out + token * out_stride
-        _tile_8x1(rows, stride, n_in, panel, output, place, out_stride, add)
-
-
-@kernel
-def multiply(matrix, first_panel, last_panel, activations, stride, n_tokens, out, out_stride, add):
+def multiply(first_panel, last_panel, matrix, activations, stride, n_tokens, out, out_stride, add):
     """out[token] = (out[token] if ``add`` else 0) + matrix · activations[token], for some panels of the matrix.
 
     ``out`` is float32; it and ``activations`` are addresses of rows that lie so many bytes apart.
@@ -259,12 +226,15 @@ def multiply(matrix, first_panel, last_panel, activations, stride, n_tokens, out
     panel_bytes = n_in // GROUP * (PANEL * GROUP * matrix.bits // 8 + PANEL_DM_BYTES)
     for number in range(first_panel, last_panel):
         panel = matrix.address + number * panel_bytes
-        for output in range(0, PANEL, _outputs_of_tile()):
-            place = out + 4 * (number * PANEL + output)
-            if matrix.bits == 4:
-                _multiply_4(activations, stride, n_in, panel, output, n_tokens, place, out_stride, add)
-            else:
-                _multiply_8(activations, stride, n_in, panel, output, n_tokens, place, out_stride, add)
+        for output in range(0, PANEL, _tile_outputs()):
+            column = out + 4 * (number * PANEL + output)
+            token = 0
+            while token < n_tokens:
+                n = min(n_tokens - token, _tile_tokens())
+                n = 2 if n == 3 else n
+                rows, place = activations + token * stride, column + token * out_stride
+                _tile(n, matrix.bits, rows, stride, n_in, panel, output, place, out_stride, add)
+                token += n
 
 
 @kernel

@@ -92,16 +92,14 @@ def current_step(team):
     return _atomic_load(team + _STEP)
 
 
-def phase(work: Callable[..., Any]) -> Any:
-    """Make a kernel of ``work(first, last, *arguments)``, for some of a phase's items, that threads share.
+def phase(work: Any) -> Any:
+    """Make a kernel of the kernel ``work(first, last, *arguments)``, for some of a phase's items, that threads share.
 
     It is called with (team, step, number of the phase, items, tokens of the step, *arguments), by every thread, and
     returns when all items are done. Small steps have few portions, because handing one to another processor costs as
     much as their work: a few tenths of a microsecond. Large ones have many, so that threads end together however they
     are disturbed.
     """
-    portion_of = kernel(work)
-
     @kernel
     def share(team, step, number, n_items, n_tokens, *arguments):
         n_threads = _atomic_load(team + _N_THREADS)
@@ -112,7 +110,7 @@ def phase(work: Callable[..., Any]) -> Any:
         n_done = 0
         portion = _take(line + _TAKEN, step, n_portions)
         while portion >= 0:
-            portion_of(portion * size, min(portion * size + size, n_items), *arguments)
+            work(portion * size, min(portion * size + size, n_items), *arguments)
             n_done += 1
             portion = _take(line + _TAKEN, step, n_portions)
         over = (step << 32) + n_portions
