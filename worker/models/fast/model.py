@@ -54,7 +54,7 @@ class FastLlamaModel:
         self._blocks = BlockTables(n_contexts, max_context, n_blocks)
         self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16)
         self._weights = weights
-        self._rotation = _rotation(weights.rope_frequencies, config.head_dim, max_context)
+        self._rotation = rotation_table(weights.rope_frequencies, config.head_dim, max_context)
         self._model = _record(config, weights, self._rotation, self._pool.array)
         self._buffers = StepBuffers(config, max_context, threads)
         n_phases = PHASES_PER_LAYER * config.n_layers + OTHER_PHASES
@@ -87,7 +87,7 @@ class FastLlamaModel:
         return logits
 
 
-def _rotation(frequencies: NDArray[np.float64], head_dim: int, max_context: int) -> Float32:
+def rotation_table(frequencies: NDArray[np.float64], head_dim: int, max_context: int) -> Float32:
     """Cosines and sines for every dimension of a head, [2, max_context, head_dim].
 
     Sines have the sign with which a dimension's partner is added to it; dimensions that are not turned have cosine 1.

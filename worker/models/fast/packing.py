@@ -52,10 +52,11 @@ def pack(file: GgufFile, names: list[str], heights: list[int], width: int) -> Pa
         words[part] = (_nibbles(blocks) if bits == 4 else _bytes(kind, blocks)).view(np.uint32)
         halves[0, part], halves[1, part] = blocks["d"], _offsets(kind, blocks, bits)
         first += height
-    return _packed(words, halves, bits)
+    return pack_arrays(words, halves, bits)
 
 
-def _packed(words: NDArray[np.uint32], halves: NDArray[np.float16], bits: int) -> Packed:
+def pack_arrays(words: NDArray[np.uint32], halves: NDArray[np.float16], bits: int) -> Packed:
+    """Pack codes, [48 · panels, groups, bits] words, and scales and offsets, [2, 48 · panels, groups]."""
     n_outputs, n_groups, _ = words.shape
     n_panels = n_outputs // PANEL
     panels = aligned((n_panels, n_groups, group_bytes(bits)), np.uint8)

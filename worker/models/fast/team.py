@@ -100,6 +100,7 @@ def phase(work: Any) -> Any:
     much as their work: a few tenths of a microsecond. Large ones have many, so that threads end together however they
     are disturbed.
     """
+
     @kernel
     def share(team, step, number, n_items, n_tokens, *arguments):
         n_threads = _atomic_load(team + _N_THREADS)
