@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .contexts import contexts_for
 from .faults import Answers, ask, check_health
 from .model import Batch, Model, ModelNext, as_model
 from .params import GenerationParams, token_array
 from .request import Finished, FinishReason, Request, Step, StopReason, TokenLogprobs
 from .sampling import sample
-from .schedule import next_batch
+from .schedule import StepLimit, make_batch, schedule
 from .slots import NO_TOKEN, Int64, SlotTable, Stop
 from .waiting import AdmissionKey, WaitingQueue
 
@@ -25,9 +27,14 @@ _SEED_MASK: Final = 2**64 - 1
 class ContinuousBatcher:
     """Runs up to ``capacity`` requests at once over one model, and refills a slot in the step after it is freed.
 
-    ``max_step_tokens`` bounds the tokens of one model call, so that long prompts never stall the others; it must be
-    above ``capacity``. ``admission_key`` orders the waiting requests (smallest first, ties by arrival); without it they
-    are served in the order of arrival. ``rng`` draws the seeds of requests that bring none.
+    ``max_step_tokens`` bounds the tokens of one model call, so that long prompts never stall the others: a number above
+    ``capacity``, or "auto" for as many as slow decoding rows down 2.5-fold. ``admission_key`` orders the waiting
+    requests (smallest first, ties by arrival); without it they are served in the order of arrival. ``rng`` draws the
+    seeds of requests that bring none.
+
+    With a CachingModel, requests share what they begin with, and memory is found by emptying parked contexts, then by
+    preemption: the youngest request goes back to the head of the queue, with its output. The oldest one gets on in
+    every step and is never preempted, so each request becomes the oldest in its turn, and ends.
     """
 
     def __init__(
@@ -35,13 +42,13 @@ class ContinuousBatcher:
         model: Model | ModelNext,
         capacity: int,
         *,
-        max_step_tokens: int | None = None,
+        max_step_tokens: StepLimit = None,
         admission_key: AdmissionKey | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
-        if max_step_tokens is not None and max_step_tokens <= capacity:
+        if isinstance(max_step_tokens, int) and max_step_tokens <= capacity:
             raise ValueError(f"max_step_tokens ({max_step_tokens}) must be above the capacity ({capacity})")
         self._model = as_model(model)
         token_array("eos_token_ids", self._model.eos_token_ids, self._model.vocab_size)
@@ -49,12 +56,14 @@ class ContinuousBatcher:
         self._max_step_tokens = max_step_tokens
         self._rng = np.random.default_rng() if rng is None else rng
         self._table = SlotTable(capacity, self._model.eos_token_ids, self._model.max_context)
+        self._contexts = contexts_for(self._model, self._table)
         self._waiting = WaitingQueue(admission_key)
         self._running: dict[int, Request] = {}
         self._cancels: dict[int, tuple[FinishReason, StopReason]] = {}
         self._finished: list[tuple[Finished, Callable[[Finished], object] | None]] = []
         self._n_submitted = 0
         self._n_admitted = 0
+        self._n_preempted = 0
 
     @property
     def free_slots(self) -> int:
@@ -70,6 +79,16 @@ class ContinuousBatcher:
     def n_running(self) -> int:
         """Requests with a slot."""
         return len(self._running)
+
+    @property
+    def n_reused(self) -> int:
+        """Tokens that did not have to be computed, because an earlier request began with them; since the start."""
+        return self._contexts.n_reused
+
+    @property
+    def n_preempted(self) -> int:
+        """How often a running request had to give its memory to older ones; since the start."""
+        return self._n_preempted
 
     @property
     def idle(self) -> bool:
@@ -133,20 +152,20 @@ class ContinuousBatcher:
             finished += self.step().finished
         return finished
 
-    def step(self) -> Step:
-        """Admit, compute one batch, give every complete row its next token, retire what ends.
+    def step(self, *, admit: bool = True) -> Step:
+        """Admit (unless told not to), compute one batch, give every complete row its next token, retire what ends.
 
         ModelSickError when the model fails on everything: no request is lost, and the call may be repeated. What had
         ended by then is reported by the next step.
         """
         self._apply_cancels()
-        self._refill()
-        batch = next_batch(self._table, self._max_step_tokens)
+        if admit:
+            self._refill()
+        slots, batch = self._plan()
         if not len(batch):
             return self._report(batch, np.empty(0, np.int64), np.empty(0, np.int32), {})
-        slots = batch.contexts.astype(np.int64)
         handles = self._table.handle[slots]
-        answers = self._ask(batch)
+        answers = self._ask(slots, batch)
         self._apply_cancels()
         # A request may have been cancelled during the call: only rows that still own their slot go on.
         owned = self._table.handle[slots] == handles
@@ -170,16 +189,20 @@ class ContinuousBatcher:
             else:
                 request, slot = self._running.pop(handle), self._table.slot_of(handle)
                 output = self._table.output(slot)
-                self._table.retire(np.array([slot]))
+                self._retire(np.array([slot]))
             self._finish(request, output, len(output), finish_reason, stop_reason)
 
     def _refill(self) -> None:
-        """Admit waiting requests until no slot is free or nothing waits."""
-        while self._waiting and self.free_slots:
+        """Admit waiting requests until no slot is free, nothing waits, or there is no memory for the next one."""
+        room = True
+        while room and self._waiting and self.free_slots:
             resumed = []
             for slot in self._table.free()[: len(self._waiting)].tolist():
+                room = self._contexts.fit(self._waiting.peek().n_tokens)
+                if not room:
+                    break
                 request = self._waiting.pop()
-                self._table.admit(slot, request, self._n_admitted)
+                self._table.admit(slot, request, self._n_admitted, self._contexts.take(slot))
                 self._running[request.handle] = request
                 self._n_admitted += 1
                 if len(request.output):
@@ -188,13 +211,36 @@ class ContinuousBatcher:
             if resumed:
                 self._retire_stopped(np.array(resumed, np.int64))
 
-    def _ask(self, batch: Batch) -> Answers:
+    def _plan(self) -> tuple[Int64, Batch]:
+        """The slots of the next batch and the batch, for which there is memory."""
+        while True:
+            slots, lengths = schedule(self._table, self._contexts.ready(), self._max_step_tokens)
+            if self._contexts.begin(slots):
+                continue  # there is less to compute, so others can have their turn
+            # The oldest request is never preempted: alone it fits, as the model promises.
+            if not len(slots) or self._contexts.make_room(slots, lengths) or len(self._running) == 1:
+                return slots, make_batch(self._table, slots, lengths)
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Send the youngest running request back to the head of the queue."""
+        slot = int(self._table.serial.argmax())
+        request = self._running.pop(int(self._table.handle[slot]))
+        self._waiting.push_front(replace(request, output=np.array(self._table.output(slot), np.int32)))
+        self._retire(np.array([slot]))
+        self._n_preempted += 1
+
+    def _retire(self, slots: Int64) -> None:
+        """Free slots; what is computed stays for requests that begin with the same tokens."""
+        self._contexts.park(slots)
+        self._table.retire(slots)
+
+    def _ask(self, slots: Int64, batch: Batch) -> Answers:
         """The model's answers; failed rows are to blame, because the model can do others."""
         answers = ask(self._model, batch)
         if len(answers.failed) == len(batch):
-            slot = int(batch.contexts[0])
-            self._table.computed[slot] = 0  # the health check empties the slot
-            check_health(self._model, slot)
+            self._table.computed[slots[0]] = 0  # the health check empties the context
+            check_health(self._model, int(batch.contexts[0]))
         return answers
 
     def _advance(self, batch: Batch, slots: Int64, answers: Answers) -> Step:
@@ -219,7 +265,9 @@ class ContinuousBatcher:
         for slot, why in failed.items():
             request, output = self._running.pop(int(self._table.handle[slot])), self._table.output(slot)
             self._finish(request, output, len(output), "error", error=why)
-        self._table.retire(np.array(list(failed), np.int64))
+        slots = np.array(list(failed), np.int64)
+        self._contexts.clear(slots)
+        self._table.retire(slots)
 
     def _retire_stopped(self, slots: Int64) -> None:
         """Retire the slots whose last output token ends them."""
@@ -238,7 +286,7 @@ class ContinuousBatcher:
             if n_stop and not request.params.include_stop:
                 del output[-n_stop:]
             self._finish(request, output, n_generated, finish_reason, stop_reason)
-        self._table.retire(slots)
+        self._retire(slots)
 
     def _finish(
         self,

@@ -50,13 +50,13 @@ def ask(model: Model, batch: Batch) -> Answers:
     return _verify(model, np.flatnonzero(batch.complete), values)
 
 
-def check_health(model: Model, slot: int) -> None:
-    """Compute one token in an emptied slot; ModelSickError when the model fails even on that."""
+def check_health(model: Model, context: int) -> None:
+    """Compute one token in an emptied context; ModelSickError when the model fails even on that."""
     token = model.eos_token_ids[0] if model.eos_token_ids else 0
     one, zero = np.array([1], np.int32), np.array([0], np.int32)
-    canary = Batch(np.array([slot], np.int32), zero, one, np.array([token], np.int32), np.array([True]))
+    canary = Batch(np.array([context], np.int32), zero, one, np.array([token], np.int32), np.array([True]))
     try:
-        model.truncate(slot, 0)
+        model.truncate(context, 0)
         failed = ask(model, canary).failed
     except Exception as error:
         failed = {0: _describe(error)}

@@ -60,3 +60,8 @@ class Request:
     params: GenerationParams
     seed: int  # 0 ≤ seed < 2⁶⁴
     callback: Callable[[Finished], object] | None
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.prompt) + len(self.output)

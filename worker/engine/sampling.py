@@ -116,7 +116,7 @@ def _token_counts(table: SlotTable, slots: Int64, first: Int64, vocab_size: int)
     positions = np.arange(lengths.max())
     inside = (positions >= first[:, None]) & (positions < lengths[:, None])
     rows, columns = np.nonzero(inside)
-    keys, counts = np.unique(rows * vocab_size + table.context[slots[rows], columns], return_counts=True)
+    keys, counts = np.unique(rows * vocab_size + table.tokens[slots[rows], columns], return_counts=True)
     return keys // vocab_size, keys % vocab_size, counts
 
 

@@ -23,6 +23,7 @@ _FIRST_WIDTH: Final = 64
 COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "handle": (np.int64, -1),
     "serial": (np.int64, -1),
+    "context": (np.int64, -1),
     "prompt_length": (np.int64, 0),
     "length": (np.int64, 0),
     "computed": (np.int64, 0),
@@ -44,7 +45,7 @@ COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 }
 # Padded matrices: they widen when a request needs it, and are as wide for all slots.
 MATRICES: Final[dict[str, tuple[Any, Any, tuple[int, ...]]]] = {
-    "context": (np.int32, NO_TOKEN, (_FIRST_WIDTH,)),
+    "tokens": (np.int32, NO_TOKEN, (_FIRST_WIDTH,)),
     "stop_tokens": (np.int32, NO_TOKEN, (1,)),
     "stop_sequences": (np.int32, NO_TOKEN, (1, 1)),
     "bias_tokens": (np.int32, NO_TOKEN, (1,)),
@@ -68,6 +69,7 @@ class SlotTable:
 
     handle: Int64  # [B] the batcher's own request number; -1: free
     serial: Int64  # [B] grows with every admission
+    context: Int64  # [B] number of the context in which the model computes the slot
     prompt_length: Int64  # [B]
     length: Int64  # [B] prompt and output tokens
     computed: Int64  # [B] tokens the model has for the slot
@@ -86,7 +88,7 @@ class SlotTable:
     frequency_penalty: Float64  # [B]
     seed: NDArray[np.uint64]  # [B]
     n_logprobs: Int64  # [B] -1: not asked for
-    context: Int32  # [B, C] prompt and output tokens
+    tokens: Int32  # [B, C] prompt and output tokens
     stop_tokens: Int32  # [B, S]
     stop_sequences: Int32  # [B, S, L] aligned to the right
     bias_tokens: Int32  # [B, K]
@@ -118,18 +120,19 @@ class SlotTable:
 
     def output(self, slot: int) -> list[int]:
         """All output tokens of a slot."""
-        tokens: list[int] = self.context[slot, self.prompt_length[slot] : self.length[slot]].tolist()
+        tokens: list[int] = self.tokens[slot, self.prompt_length[slot] : self.length[slot]].tolist()
         return tokens
 
-    def admit(self, slot: int, request: Request, serial: int) -> None:
-        """Give a free slot to a request; nothing of it is computed yet."""
+    def admit(self, slot: int, request: Request, serial: int, context: int) -> None:
+        """Give a free slot and an empty context to a request; nothing of it is computed yet."""
         params = request.params
         n_prompt, n_output = len(request.prompt), len(request.output)
         self._reserve(n_prompt + n_output + 1)
-        self.context[slot, :n_prompt] = request.prompt
-        self.context[slot, n_prompt : n_prompt + n_output] = request.output
+        self.tokens[slot, :n_prompt] = request.prompt
+        self.tokens[slot, n_prompt : n_prompt + n_output] = request.output
         self.handle[slot] = request.handle
         self.serial[slot] = serial
+        self.context[slot] = context
         self.prompt_length[slot] = n_prompt
         self.length[slot] = n_prompt + n_output
         self.computed[slot] = 0
@@ -179,12 +182,12 @@ class SlotTable:
         """Add one output token to each of these slots."""
         lengths = self.length[slots]
         self._reserve(int(lengths.max(initial=0)) + 1)
-        self.context[slots, lengths] = tokens
+        self.tokens[slots, lengths] = tokens
         self.length[slots] = lengths + 1
 
     def stops(self, slots: Int64) -> tuple[NDArray[np.int8], Int64]:
         """Which Stop ends each row after its last output token ``[k]``, and the number of its stop sequence ``[k]``."""
-        n_output, last = self.n_output(slots), self.context[slots, self.length[slots] - 1]
+        n_output, last = self.n_output(slots), self.tokens[slots, self.length[slots] - 1]
         kinds = np.zeros(len(slots), np.int8)
         # From the weakest reason to the strongest: each overwrites the ones before it.
         if self.max_context is not None:
@@ -212,18 +215,18 @@ class SlotTable:
         # One request with long sequences widens the matrix for good: compare only what these rows use.
         sequences = sequences[:, : used[:, :, -1].sum(axis=1).max(), -used.sum(axis=2).max() :]
         positions = self.length[slots, None] - np.arange(sequences.shape[2], 0, -1)
-        tails = self.context[slots[:, None], np.maximum(positions, 0)]
+        tails = self.tokens[slots[:, None], np.maximum(positions, 0)]
         tails[positions < self.prompt_length[slots, None]] = NO_TOKEN
         ends_with = ((sequences == tails[:, None, :]) | (sequences == NO_TOKEN)).all(axis=2)
         ends_with &= sequences[:, :, -1] != NO_TOKEN
         return ends_with.any(axis=1), ends_with.argmax(axis=1)
 
     def _reserve(self, width: int) -> None:
-        """Make room for ``width`` tokens in every context row."""
-        have = self.context.shape[1]
+        """Make room for ``width`` tokens in every row of tokens."""
+        have = self.tokens.shape[1]
         if width > have:
             doubled = 2 * have if self.max_context is None else min(2 * have, self.max_context)
-            self._widen("context", max(width, doubled))
+            self._widen("tokens", max(width, doubled))
 
     def _widen(self, name: str, *widths: int) -> None:
         """Widen a padded matrix to at least ``widths``; stop sequences grow to the left, where they are padded."""

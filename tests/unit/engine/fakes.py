@@ -97,6 +97,69 @@ class FakeModel:
         del self.cache.setdefault(slot, [])[length:]
 
 
+class Block:
+    """Memory for some tokens, which several contexts may hold."""
+
+
+@dataclass
+class CachingFakeModel(FakeModel):
+    """Keeps contexts in blocks of a bounded memory, and refuses what would exceed it or was not there to share."""
+
+    n_contexts: int = 8
+    block: int = 4  # tokens
+    n_blocks: int = 10**6
+    copies: bool = False  # share takes memory of its own
+    blocks: dict[int, list[Block]] = field(default_factory=dict)
+    n_shared: int = 0  # tokens, over all calls
+
+    def forward(self, batch: Batch) -> NDArray[Any]:
+        for context, start, length in zip(
+            batch.contexts.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True
+        ):
+            self.check_number(context)
+            held = self.blocks.setdefault(context, [])
+            for i in range(start // self.block, -(-(start + length) // self.block)):
+                held[i : i + 1] = [Block()]  # what others hold too is not written to
+        self.check_memory()
+        return super().forward(batch)
+
+    def truncate(self, slot: int, length: int) -> None:
+        self.check_number(slot)
+        super().truncate(slot, length)
+        del self.blocks.setdefault(slot, [])[-(-length // self.block) :]
+
+    def share(self, source: int, target: int, length: int) -> int:
+        self.check_number(source)
+        self.check_number(target)
+        check(0 < length <= len(self.cache[source]), "the source has not so many tokens")
+        check(not self.cache.get(target) and not self.blocks.get(target), "the target is not empty")
+        shared = length if self.copies else length // self.block * self.block
+        n = -(-shared // self.block)
+        self.cache[target] = self.cache[source][:shared]
+        self.blocks[target] = [Block() for _ in range(n)] if self.copies else self.blocks[source][:n]
+        self.n_shared += shared
+        self.check_memory()
+        return shared
+
+    def shortage(self, contexts: NDArray[np.int32], ends: NDArray[np.int32]) -> int:
+        check(len(set(contexts.tolist())) == len(contexts) > 0, "asked twice for one context")
+        growth = 0
+        for context, end in zip(contexts.tolist(), ends.tolist(), strict=True):
+            self.check_number(context)
+            check(self.max_context is None or end <= self.max_context, "asked for more than a context holds")
+            growth += max(0, -(-end // self.block) - len(self.blocks.get(context, [])))
+        return (self.n_used() + growth - self.n_blocks) * self.block
+
+    def n_used(self) -> int:
+        return len({id(block) for held in self.blocks.values() for block in held})
+
+    def check_memory(self) -> None:
+        check(self.n_used() <= self.n_blocks, "more memory than there is")
+
+    def check_number(self, context: int) -> None:
+        check(0 <= context < self.n_contexts, "no such context")
+
+
 @dataclass
 class Outcome:
     """What a request comes to when it is generated alone."""

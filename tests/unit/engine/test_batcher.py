@@ -363,26 +363,30 @@ def test_waiting_requests_are_admitted_by_the_key_and_then_by_arrival() -> None:
     assert order == ["f", "b", "e", "d", "a", "c"]
 
 
-def test_prefill_shares_what_decoding_leaves_oldest_admission_first() -> None:
+def shapes(model: FakeModel) -> list[list[tuple[int, int, int, bool]]]:
+    """Of every call the rows: context, start, length, complete."""
+    return [
+        list(zip(b.contexts.tolist(), b.starts.tolist(), b.lengths.tolist(), b.complete.tolist(), strict=True))
+        for b in model.calls
+    ]
+
+
+def test_half_of_what_decoding_leaves_is_for_the_oldest_prefill_and_the_rest_for_the_shortest() -> None:
     model = FakeModel(vocab_size=100)
-    batcher = ContinuousBatcher(model, capacity=4, max_step_tokens=6)
+    batcher = ContinuousBatcher(model, capacity=4, max_step_tokens=7)
     for prompt in ([1], [2] * 9, [3] * 4, [4] * 2):
         batcher.submit(prompt, max_tokens=9, ignore_eos=True)
     for _ in range(4):
         batcher.step()
-    shapes = [
-        list(zip(b.contexts.tolist(), b.starts.tolist(), b.lengths.tolist(), b.complete.tolist(), strict=True))
-        for b in model.calls
-    ]
-    assert shapes == [
-        [(0, 0, 1, True), (1, 0, 5, False)],
-        [(0, 1, 1, True), (1, 5, 4, True), (2, 0, 1, False)],
-        [(0, 2, 1, True), (1, 9, 1, True), (2, 1, 3, True), (3, 0, 1, False)],
-        [(0, 3, 1, True), (1, 10, 1, True), (2, 4, 1, True), (3, 1, 1, True)],
+    assert shapes(model) == [
+        [(0, 0, 1, True), (1, 0, 3, False), (2, 0, 1, False), (3, 0, 2, True)],
+        [(0, 1, 1, True), (3, 2, 1, True), (1, 3, 3, False), (2, 1, 2, False)],
+        [(0, 2, 1, True), (2, 3, 1, True), (3, 3, 1, True), (1, 6, 3, True)],
+        [(0, 3, 1, True), (1, 9, 1, True), (2, 4, 1, True), (3, 4, 1, True)],
     ]
 
 
-def test_a_later_admission_to_a_lower_slot_waits_for_older_prefill() -> None:
+def test_a_later_admission_to_a_lower_slot_is_younger_prefill() -> None:
     model = FakeModel(vocab_size=100)
     batcher = ContinuousBatcher(model, capacity=2, max_step_tokens=4)
     batcher.submit([1], max_tokens=1)
@@ -391,6 +395,18 @@ def test_a_later_admission_to_a_lower_slot_waits_for_older_prefill() -> None:
     batcher.step()
     batcher.step()
     assert [(b.contexts.tolist(), b.lengths.tolist()) for b in model.calls] == [([0, 1], [1, 3]), ([1], [4])]
+
+
+@pytest.mark.parametrize(("n_decode", "expected"), [(0, 128), (1, 13), (7, 28), (31, 88), (63, 168)])
+def test_an_automatic_limit_lets_a_long_prompt_slow_decoding_down_two_and_a_half_times(
+    n_decode: int, expected: int
+) -> None:
+    model = FakeModel(vocab_size=100)
+    batcher = ContinuousBatcher(model, capacity=64, max_step_tokens="auto")
+    for _ in range(n_decode):
+        batcher.submit([1], max_tokens=9, ignore_eos=True)
+    batcher.submit([2] * 1500, max_tokens=1)
+    assert batcher.step().n_tokens == expected
 
 
 def test_long_outputs_outgrow_the_first_width_of_the_context() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.worker.engine import Batch, ContinuousBatcher, Finished, GenerationParams
+from tokenmill.worker.engine.contexts import CachingContexts
+from tokenmill.worker.engine.schedule import StepLimit
 from tokenmill.worker.engine.slots import COLUMNS, MATRICES
 
-from .fakes import FakeModel, check, generate
+from .fakes import CachingFakeModel, FakeModel, check, generate
 
 VOCAB = 8
 POISON = VOCAB - 1
+COMMON = [token % (VOCAB - 1) for token in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3)]
 tokens = st.integers(0, VOCAB - 2)
 property_test = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -91,6 +95,40 @@ def runs(draw: st.DrawFn, sampled: bool) -> dict[str, Any]:
     }
 
 
+@st.composite
+def long_jobs(draw: st.DrawFn) -> Job:
+    """A request that begins as others do, and grows by more than what is left for it at its admission."""
+    job = draw(jobs(sampled=True))
+    common = COMMON[: draw(st.sampled_from([0, 9, 25, 25]))]
+    job.prompt = job.prompt[:1] + common + job.prompt[1:] if job.fault else common + job.prompt
+    job.cancel_at = draw(st.sampled_from([None, None, None, 3, 20, 40]))
+    stops: dict[str, Any] = {"max_tokens": 40, "min_tokens": 0, "stop_token_ids": (), "stop_sequences": ()}
+    job.params = replace(job.params, ignore_eos=draw(st.sampled_from([True, True, False])), **stops)
+    return job
+
+
+@st.composite
+def caching_runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Requests that begin alike, and memory for little more than the longest of them."""
+    capacity = draw(st.integers(2, 5))
+    block = draw(st.integers(1, 7))
+    max_context = draw(st.sampled_from([33, 60, 75]))
+    return {
+        "todo": draw(st.lists(long_jobs(), min_size=3, max_size=8)),
+        "capacity": capacity,
+        "chunk": draw(st.one_of(st.none(), st.just("auto"), st.integers(capacity + 1, capacity + 20))),
+        "ordered": draw(st.booleans()),
+        "max_context": max_context,
+        "gives_logits": True,
+        "memory": {
+            "n_contexts": capacity + draw(st.integers(0, 5)),
+            "block": block,
+            "n_blocks": -(-(max_context + draw(st.sampled_from([0, 5, 20, 50, 80, 120, 1000]))) // block),
+            "copies": draw(st.booleans()),
+        },
+    }
+
+
 class Run:
     """A batcher and its jobs; checks in every step what must always hold."""
 
@@ -98,13 +136,18 @@ class Run:
         self,
         todo: list[Job],
         capacity: int,
-        chunk: int | None,
+        chunk: StepLimit,
         ordered: bool,
         max_context: int | None,
         gives_logits: bool,
+        memory: dict[str, Any] | None = None,
     ) -> None:
-        self.todo, self.capacity, self.chunk = todo, capacity, chunk
-        self.model = FakeModel(VOCAB, gives_logits, max_context, before=self.check_refilled, fault=self.fault_of)
+        self.todo, self.capacity, self.chunk, self.memory = todo, capacity, chunk, memory
+        fields: Any = (VOCAB, gives_logits, max_context)
+        functions: Any = {"before": self.check_call, "fault": self.fault_of}
+        self.model = (
+            FakeModel(*fields, **functions) if memory is None else CachingFakeModel(*fields, **functions, **memory)
+        )
         self.batcher = ContinuousBatcher(
             self.model,
             capacity,
@@ -121,13 +164,14 @@ class Run:
                 return job.fault
         return None
 
-    def check_refilled(self, batch: Batch) -> None:
-        check(not (self.batcher.n_waiting and self.batcher.free_slots), "a slot is free while a request waits")
+    def check_call(self, batch: Batch) -> None:
+        waits = self.memory is None and self.batcher.n_waiting and self.batcher.free_slots
+        check(not waits, "a slot is free while a request waits")
         check(len(batch) <= self.batcher.n_running <= self.capacity, "more rows than running requests")
-        check(self.chunk is None or len(batch.tokens) <= self.chunk, "more tokens than max_step_tokens")
+        check(not isinstance(self.chunk, int) or len(batch.tokens) <= self.chunk, "more tokens than max_step_tokens")
 
     def to_the_end(self) -> None:
-        for now in range(500):
+        for now in range(1000):
             for number, job in enumerate(self.todo):
                 if job.arrival == now and (self.model.max_context is None or len(job.prompt) < self.model.max_context):
                     self.submit(number, job)
@@ -137,6 +181,15 @@ class Run:
             if now >= 8 and self.batcher.idle:
                 return
         raise AssertionError("the run does not end")
+
+    def oldest(self) -> tuple[int, int] | None:
+        """The handle of the oldest running request and the number of its tokens that are computed."""
+        table = self.batcher._table
+        slots = table.active()
+        if not slots.size:
+            return None
+        slot = slots[table.serial[slots].argmin()]
+        return int(table.handle[slot]), int(table.computed[slot])
 
     def submit(self, number: int, job: Job) -> None:
         self.handles[number] = self.batcher.submit(
@@ -152,7 +205,9 @@ class Run:
     def step(self) -> None:
         numbers = {handle: number for number, handle in self.handles.items()}
         before = len(self.finished)
+        oldest = self.oldest()
         step = self.batcher.step()
+        assert oldest is None or self.oldest() != oldest, "the oldest request gets on in every step"
         assert len(set(step.handles.tolist())) == len(step.handles)
         assert len(step.finished) == len(self.finished) - before
         for handle, token in zip(step.handles.tolist(), step.tokens.tolist(), strict=True):
@@ -191,6 +246,19 @@ def check_clean(batcher: ContinuousBatcher) -> None:
     assert (batcher.n_running, batcher.n_waiting, batcher.free_slots) == (0, 0, batcher._capacity)
 
 
+def check_parked(run: Run) -> None:
+    """Every context is either parked, with the tokens that the model has there, or empty."""
+    contexts, model = run.batcher._contexts, run.model
+    assert isinstance(contexts, CachingContexts)
+    assert isinstance(model, CachingFakeModel)
+    parked = np.flatnonzero(contexts._lengths).tolist()
+    assert sorted(parked + contexts._empty) == list(range(model.n_contexts))
+    for context in parked:
+        assert contexts._tokens[context, : contexts._lengths[context]].tolist() == model.cache[context]
+    assert not any(model.blocks.get(context) for context in contexts._empty)
+    assert run.batcher.n_reused == model.n_shared
+
+
 @property_test
 @given(runs(sampled=False))
 def test_stops_faults_and_cancels_in_any_batch_end_as_they_do_alone(fields: dict[str, Any]) -> None:
@@ -207,6 +275,16 @@ def test_sampled_requests_in_any_batch_get_the_tokens_they_get_alone(fields: dic
     run.to_the_end()
     check_results(run)
     check_clean(run.batcher)
+
+
+@property_test
+@given(caching_runs())
+def test_sharing_eviction_and_preemption_change_no_output(fields: dict[str, Any]) -> None:
+    run = Run(**fields)
+    run.to_the_end()
+    check_results(run)
+    check_clean(run.batcher)
+    check_parked(run)
 
 
 @property_test

@@ -28,7 +28,7 @@ def table_of(*requests: dict[str, Any]) -> SlotTable:
     for slot, fields in enumerate(requests):
         params = GenerationParams(**fields)
         prompt, output = np.array(PROMPT, np.int32), np.array(fields.get("output", OUTPUT), np.int32)
-        table.admit(slot, Request(slot, None, prompt, output, params, (params.seed or 0) % 2**64, None), slot)
+        table.admit(slot, Request(slot, None, prompt, output, params, (params.seed or 0) % 2**64, None), slot, slot)
     return table
 
 

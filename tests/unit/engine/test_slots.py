@@ -42,16 +42,16 @@ def fields_of(table: SlotTable, slot: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_admit_writes_every_field_of_the_slot(name: str) -> None:
     fresh, used = SlotTable(2), SlotTable(2)
-    fresh.admit(1, request(8), 3)
+    fresh.admit(1, request(8), 3, 5)
     column = getattr(used, name)
     column[1] = not COLUMNS[name][1] if column.dtype == np.bool_ else 55
-    used.admit(1, request(8), 3)
+    used.admit(1, request(8), 3, 5)
     assert fields_of(used, 1) == fields_of(fresh, 1)
 
 
 def test_a_rich_request_changes_every_field() -> None:
     table = SlotTable(1)
-    table.admit(0, request(0, **RICH), 0)
+    table.admit(0, request(0, **RICH), 0, 5)
     table.computed[0] = 4
     empty = fields_of(SlotTable(1), 0)
     for name, value in fields_of(table, 0).items():
@@ -61,9 +61,9 @@ def test_a_rich_request_changes_every_field() -> None:
 def test_retire_clears_every_field_of_the_slot_and_of_no_other() -> None:
     table, neighbour = SlotTable(3), SlotTable(3)
     for slot in range(3):
-        table.admit(slot, request(slot, **RICH), slot)
+        table.admit(slot, request(slot, **RICH), slot, 5)
     for slot in (0, 2):
-        neighbour.admit(slot, request(slot, **RICH), slot)
+        neighbour.admit(slot, request(slot, **RICH), slot, 5)
     table.computed[1] = 4
     table.append(np.array([1]), np.array([6], np.int32))
     table.retire(np.array([1]))
@@ -75,22 +75,22 @@ def test_retire_clears_every_field_of_the_slot_and_of_no_other() -> None:
 
 def test_a_slot_after_retirement_serves_a_plain_request_as_a_fresh_one_does() -> None:
     used, fresh = SlotTable(1), SlotTable(1)
-    used.admit(0, request(0, **RICH), 0)
+    used.admit(0, request(0, **RICH), 0, 5)
     used.retire(np.array([0]))
     for table in (used, fresh):
-        table.admit(0, request(1), 1)
+        table.admit(0, request(1), 1, 5)
     for name in COLUMNS:
         assert getattr(used, name).tolist() == getattr(fresh, name).tolist()
     for name, (_, empty, _) in MATRICES.items():
-        if name != "context":
+        if name != "tokens":
             assert (getattr(used, name) == empty).all()
     assert used.output(0) == [4]
 
 
 def test_a_wider_request_leaves_the_stops_of_its_neighbours_as_they_are() -> None:
     table = SlotTable(2)
-    table.admit(0, request(0, stop_sequences=[[4]], stop_token_ids=[9]), 0)
-    table.admit(1, request(1, stop_sequences=[[7, 8], [3, 4], [2, 4]], stop_token_ids=[1, 2, 9]), 1)
+    table.admit(0, request(0, stop_sequences=[[4]], stop_token_ids=[9]), 0, 5)
+    table.admit(1, request(1, stop_sequences=[[7, 8], [3, 4], [2, 4]], stop_token_ids=[1, 2, 9]), 1, 5)
     kinds, matched = table.stops(np.array([0, 1]))
     assert kinds.tolist() == [3, 0]
     table.append(np.array([0, 1]), np.array([9, 8], np.int32))
@@ -104,11 +104,11 @@ def test_a_wider_request_leaves_the_stops_of_its_neighbours_as_they_are() -> Non
 
 def test_the_context_doubles_up_to_the_limit_of_the_model() -> None:
     table = SlotTable(1, max_context=150)
-    table.admit(0, request(0), 0)
+    table.admit(0, request(0), 0, 5)
     widths = set()
     for token in range(146):
         table.append(np.array([0]), np.array([token], np.int32))
-        widths.add(table.context.shape[1])
+        widths.add(table.tokens.shape[1])
     assert widths == {64, 128, 150}
     assert table.length[0] == 150
     assert table.output(0) == [4, *range(146)]
