@@ -35,7 +35,7 @@ def generate(prompt: str, n_output: int) -> tuple[int, str]:
 
 
 def work(url: str) -> None:
-    connection = Redis.from_url(url)
+    connection = Redis.from_url(url, socket_timeout=None)
     SimpleWorker([Queue(connection=connection)], connection=connection).work(logging_level="WARNING")
 
 
@@ -47,7 +47,7 @@ def serve(queue: Queue, requests: Requests) -> Sequence[int]:
 def main() -> None:
     given = config()
     os.environ.update(MODEL=given["model"], THREADS=str(given["threads"]))
-    queue = Queue(connection=Redis.from_url(given["url"]))
+    queue = Queue(connection=Redis.from_url(given["url"], socket_timeout=None))  # its reads wait for replies
     with worker(work, given["url"]):
         contest(lambda requests: serve(queue, requests), given["warm_up"], given["work"])
 
