@@ -128,3 +128,5 @@ class WorkerStatus(Struct, kw_only=True):
     output_tokens: int
     steps: int
     row_steps: int  # active rows, summed over the steps
+    reused_tokens: int = 0  # prompt tokens that were not computed, because an earlier request began with them
+    preemptions: int = 0  # times that a running request had to give its memory to older ones

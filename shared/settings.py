@@ -27,7 +27,10 @@ class Settings:
     workers: int = _setting(2, "Worker processes to start.")
     max_context: int = _setting(2048, "Tokens that one slot can hold, prompt and output together.")
     kv_memory_mib: int = _setting(2048, "MiB of memory for the keys and values of all contexts.")
-    max_step_tokens: int = _setting(512, "Tokens computed in one step at most; longer prompts take several steps.")
+    max_step_tokens: int | None = _setting(
+        None, "Tokens computed in one step at most; without it, as many as slow running requests down 2.5-fold."
+    )
+    max_wait_ms: int = _setting(0, "Milliseconds that new requests wait for a fuller batch; 0 starts them at once.")
     checkpoint_tokens: int = _setting(16, "Output tokens between two checkpoints of a request.")
     block_s: float = _setting(0.25, "Seconds that an idle worker waits on the queue before it looks around.")
     stall_timeout_s: float = _setting(60.0, "Seconds after which a step that does not end counts as hung.")

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import msgspec
@@ -26,6 +25,7 @@ log = logging.getLogger(__name__)
 
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
 REFILL_WAIT_S = 0.005  # how long a step with free slots waits for the broker: little beside a step
+HOLD_PAUSE_S = 0.002  # between two looks for more requests, while those there are wait for a fuller batch
 HAND_OVER_S = 5.0  # how long the broker has to take the last replies and checkpoints
 
 
@@ -38,7 +38,6 @@ class Worker:
         self._name = name
         self._model = loaded.name
         self._stop = stop
-        self._draining = False
         self._pulse = Pulse()
         self._runner = Runner(
             loaded,
@@ -46,6 +45,7 @@ class Worker:
             slots=settings.slots,
             max_step_tokens=settings.max_step_tokens,
             checkpoint_tokens=settings.checkpoint_tokens,
+            max_wait_s=settings.max_wait_ms / 1000,
         )
         self._exchange = Exchange(
             broker,
@@ -84,8 +84,7 @@ class Worker:
 
     def _turn(self) -> None:
         if len(self._runner):
-            free = len(self._runner) < self._settings.slots
-            answers = self._exchange.collect(REFILL_WAIT_S if free else 0.0)
+            answers = self._exchange.collect(REFILL_WAIT_S if len(self._runner) < self._settings.slots else 0.0)
         else:
             answers = self._exchange.await_work(self._settings.block_s)
         for answer, checkpoints in answers:
@@ -96,14 +95,15 @@ class Worker:
         replies = ended + output.replies
         if replies or output.checkpoints or 0 < len(self._runner) < self._settings.slots:
             self._exchange.post(replies, output.checkpoints)
+        if self._runner.holding:
+            time.sleep(HOLD_PAUSE_S)
 
-    def _take(self, answer: Exchanged, checkpoints: Sequence[Checkpoint]) -> None:
+    def _take(self, answer: Exchanged, checkpoints: list[Checkpoint]) -> None:
         self._runner.keep_only(answer.owned)
         for checkpoint, result in zip(checkpoints, answer.checkpoints, strict=True):
             if result < 0:
                 self._runner.rewind(checkpoint.id, -1 - result)
-        rejected = [reply for claim in answer.claims if (reply := self._runner.admit(claim))]
-        if rejected:
+        if rejected := [reply for claim in answer.claims if (reply := self._runner.admit(claim))]:
             self._exchange.post(rejected, [])
 
     def _end_lost(self) -> list[Finish]:
@@ -118,7 +118,7 @@ class Worker:
 
     def _drain(self) -> None:
         """Claim nothing more, and finish what ends within the grace period."""
-        self._draining = True
+        self._runner.draining = True
         self._exchange.claim_no_more()
         deadline = time.monotonic() + self._settings.drain_grace_s
         log.info("draining: %d requests run, up to %.0f s", len(self._runner), self._settings.drain_grace_s)
@@ -143,7 +143,7 @@ class Worker:
             model=self._model,
             slots=self._settings.slots,
             busy=len(self._runner),
-            state="draining" if self._draining else "running",
+            state="draining" if self._runner.draining else "running",
             pid=os.getpid(),
             host=socket.gethostname(),
             **asdict(self._runner.totals),

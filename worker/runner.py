@@ -10,7 +10,7 @@ from typing import cast
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
 from tokenmill.shared.protocol import FinishReason, ReplyError
-from tokenmill.worker.engine import ContinuousBatcher, Finished, Step
+from tokenmill.worker.engine import ContinuousBatcher, Finished, Step, StepLimit
 from tokenmill.worker.intake import RejectedError, take_in
 from tokenmill.worker.models import LoadedModel
 from tokenmill.worker.running import RunningRequest, rejection
@@ -25,8 +25,10 @@ class Totals:
     requests: int = 0  # replies made
     prompt_tokens: int = 0
     output_tokens: int = 0
-    steps: int = 0
+    steps: int = 0  # model calls
     row_steps: int = 0  # active rows, summed over the steps
+    reused_tokens: int = 0  # not computed, because an earlier request began with them
+    preemptions: int = 0  # times that a running request had to give its memory to older ones
 
 
 @dataclass(slots=True)
@@ -38,7 +40,11 @@ class Output:
 
 
 class Runner:
-    """Runs claimed requests in the slots of one batcher; knows neither threads nor connections."""
+    """Runs claimed requests in the slots of one batcher; knows neither threads nor connections.
+
+    New requests wait for a fuller batch, up to ``max_wait_s``, or until all slots are filled, and start together; what
+    runs goes on meanwhile. Without ``max_step_tokens`` the batcher keeps long prompts from holding up the others.
+    """
 
     def __init__(
         self,
@@ -46,23 +52,33 @@ class Runner:
         *,
         worker: str,
         slots: int,
-        max_step_tokens: int,
+        max_step_tokens: int | None,
         checkpoint_tokens: int,
+        max_wait_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = slots
         self.totals = Totals()
+        self.draining = False  # new requests start at once
         self._model = loaded.model
         self._tokenizer = loaded.tokenizer
         self._worker = worker
         self._checkpoint_tokens = checkpoint_tokens
+        self._max_wait_s = max_wait_s
+        self._held_since: float | None = None  # since when the oldest of the new requests has been waiting
         self._clock = clock
         self._requests: dict[int, RunningRequest] = {}  # by the batcher's handle
         # The batcher wants room for a prefill token beside a full batch of decoding rows.
-        self._batcher = ContinuousBatcher(loaded.model, slots, max_step_tokens=max(max_step_tokens, slots + 1))
+        limit: StepLimit = "auto" if max_step_tokens is None else max(max_step_tokens, slots + 1)
+        self._batcher = ContinuousBatcher(loaded.model, slots, max_step_tokens=limit)
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def holding(self) -> bool:
+        """Nothing is computed, because all requests there are wait for a fuller batch."""
+        return self._held_since is not None and not self._batcher.n_running
 
     def admit(self, claim: Claim) -> Finish | None:
         """Take one claim in; the reply at once if it cannot run."""
@@ -78,6 +94,8 @@ class Runner:
             log.exception("request %s could not be taken in", claim.id)
             return self._reject(claim, ReplyError(code="internal", message=repr(error)))
         self._requests[handle] = request
+        if self._held_since is None:
+            self._held_since = self._clock()
         self.totals.prompt_tokens += len(intake.prompt)
         return None
 
@@ -111,21 +129,42 @@ class Runner:
         """Run one step; raises ModelSickError when the model fails on every row."""
         if self._batcher.idle:
             return Output()
-        step = self._batcher.step()
+        step = self._batcher.step(admit=self._may_start())
+        if not self._batcher.n_waiting:
+            self._held_since = None  # also where those who waited have been cancelled
         now = self._clock()
         output = Output(replies=self._advance(step, now))
         for request in self._requests.values():
             if due := request.checkpoint(1 if request.stream else self._checkpoint_tokens):
                 output.checkpoints.append(due)
-        self.totals.requests += len(output.replies)
-        self.totals.output_tokens += len(step.handles)
-        self.totals.steps += 1
-        self.totals.row_steps += step.n_rows
+        self._count(output, step)
         return output
 
     def checkpoint_all(self) -> list[Checkpoint]:
         """What the broker does not know yet of the requests that still run."""
         return [due for request in self._requests.values() if (due := request.checkpoint(1))]
+
+    def _may_start(self) -> bool:
+        """Whether requests without a slot get one now: those that are new may have to wait for others."""
+        if self._held_since is not None:
+            waited = self._clock() - self._held_since >= self._max_wait_s
+            if waited or self.draining or len(self._requests) >= self.slots:
+                self._held_since = None
+        return self._held_since is None
+
+    def _count(self, output: Output, step: Step) -> None:
+        totals = self.totals
+        totals.requests += len(output.replies)
+        totals.output_tokens += len(step.handles)
+        totals.steps += step.n_rows > 0
+        totals.row_steps += step.n_rows
+        totals.reused_tokens = self._batcher.n_reused
+        if self._batcher.n_preempted and not totals.preemptions:
+            log.warning(
+                "memory for keys and values is short: younger requests wait until older ones end; "
+                "raise --kv-memory-mib, or lower --slots"
+            )
+        totals.preemptions = self._batcher.n_preempted
 
     def _advance(self, step: Step, now: float) -> list[Finish]:
         """Hand the step's tokens to their requests; the replies of those that ended."""

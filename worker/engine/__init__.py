@@ -10,6 +10,7 @@ from .faults import ModelSickError
 from .model import Batch, CallableModel, Model, ModelNext
 from .params import GenerationParams
 from .request import Finished, FinishReason, Request, Step, StopReason, TokenLogprobs
+from .schedule import StepLimit
 
 __all__ = [
     "Batch",
@@ -23,6 +24,7 @@ __all__ = [
     "ModelSickError",
     "Request",
     "Step",
+    "StepLimit",
     "StopReason",
     "TokenLogprobs",
 ]

@@ -13,6 +13,8 @@ from tokenmill.worker.engine.model import CallableModel
 from tokenmill.worker.models import LoadedModel
 from tokenmill.worker.runner import Output, Runner
 
+from ..engine.fakes import CachingFakeModel
+
 END = 256  # a token without text, as an end-of-sequence token is
 
 
@@ -246,3 +248,121 @@ def test_totals_count_what_was_done() -> None:
     totals = subject.totals
     assert (totals.requests, totals.prompt_tokens, totals.output_tokens) == (3, 4, 9)
     assert (totals.steps, totals.row_steps) == (6, 9)
+
+
+def test_totals_count_reused_tokens_and_only_steps_that_compute() -> None:
+    model = CachingFakeModel(vocab_size=300, eos_token_ids=())
+    loaded = LoadedModel(model=model, tokenizer=ByteTokenizer(), name="fake", fingerprint="fake")
+    subject = Runner(loaded, worker="w", slots=1, max_step_tokens=None, checkpoint_tokens=4)
+    for name in ("a", "b"):
+        answer(subject, claim(name, prompt="x" * 21, max_tokens=1))
+    assert (subject.totals.reused_tokens, subject.totals.preemptions, subject.totals.steps) == (20, 0, 2)
+    subject.admit(claim("c", prompt="x"))
+    subject.end("c", 1, "cancelled")
+    subject.step()
+    assert subject.totals.steps == 2
+
+
+def test_a_preemption_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = CachingFakeModel(vocab_size=300, eos_token_ids=(), n_blocks=16, max_context=60)
+    loaded = LoadedModel(model=model, tokenizer=ByteTokenizer(), name="fake", fingerprint="fake")
+    subject = Runner(loaded, worker="w", slots=3, max_step_tokens=None, checkpoint_tokens=4)
+    replies = answer(subject, *(claim(name, prompt=name, max_tokens=50) for name in "abc"))
+    assert [reply["usage"]["output_tokens"] for reply in replies] == [50] * 3
+    assert subject.totals.preemptions > 1
+    assert [record.message for record in caplog.records if "--kv-memory-mib" in record.message] == [
+        "memory for keys and values is short: younger requests wait until older ones end; "
+        "raise --kv-memory-mib, or lower --slots"
+    ]
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+LINES = dict.fromkeys("abcdef", "hello")
+
+
+def patient(clock: Clock, **options: Any) -> Runner:
+    return runner(LINES, **{"slots": 3, "max_wait_s": 0.5, "clock": clock, **options})
+
+
+def n_started(subject: Runner) -> int:
+    """Rows of the next step."""
+    before = subject.totals.row_steps
+    subject.step()
+    return subject.totals.row_steps - before
+
+
+def test_new_requests_wait_until_the_oldest_has_waited_long_enough_and_start_together() -> None:
+    clock = Clock()
+    subject = patient(clock)
+    subject.admit(claim("1", prompt="a"))
+    assert (n_started(subject), subject.holding) == (0, True)
+    clock.now += 0.4
+    subject.admit(claim("2", prompt="b"))
+    assert (n_started(subject), subject.holding) == (0, True)
+    clock.now += 0.1
+    assert (n_started(subject), subject.holding) == (2, False)
+
+
+def test_new_requests_start_as_soon_as_they_fill_the_slots() -> None:
+    subject = patient(Clock())
+    for name in "abc":
+        subject.admit(claim(name, prompt=name))
+    assert n_started(subject) == 3
+
+
+def test_without_a_wait_new_requests_start_at_once() -> None:
+    subject = patient(Clock(), max_wait_s=0.0)
+    subject.admit(claim("1", prompt="a"))
+    assert n_started(subject) == 1
+
+
+def test_what_runs_goes_on_while_new_requests_wait() -> None:
+    clock = Clock()
+    subject = patient(clock)
+    subject.admit(claim("1", prompt="a"))
+    clock.now += 1
+    assert n_started(subject) == 1
+    subject.admit(claim("2", prompt="b"))
+    assert (n_started(subject), subject.holding) == (1, False)
+    clock.now += 0.5
+    assert n_started(subject) == 2
+
+
+def test_a_drain_starts_those_that_wait_at_once() -> None:
+    subject = patient(Clock())
+    subject.admit(claim("1", prompt="a"))
+    subject.draining = True
+    assert n_started(subject) == 1
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "deadline"])
+def test_a_request_that_waits_can_be_ended_and_no_later_one_inherits_its_wait(reason: Any) -> None:
+    clock = Clock()
+    subject = patient(clock)
+    subject.admit(claim("1", fence=5, prompt="a"))
+    clock.now += 0.4
+    [reply] = subject.end("1", 5, reason)
+    assert (body(reply)["finish_reason"], body(reply)["text"]) == (reason, "")
+    subject.step()
+    assert not subject.holding
+    subject.admit(claim("2", prompt="b"))
+    clock.now += 0.4
+    assert n_started(subject) == 0
+
+
+def test_a_request_that_waits_has_no_checkpoint_and_can_be_dropped() -> None:
+    subject = patient(Clock())
+    subject.admit(claim("1", fence=5, prompt="a", token_ids=list(b"he")))
+    assert (subject.step().checkpoints, subject.checkpoint_all()) == ([], [])
+    subject.drop("1", 5)
+    subject.step()
+    assert (len(subject), subject.holding) == (0, False)
