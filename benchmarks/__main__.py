@@ -32,6 +32,7 @@ NAMES = (  # the most important first: those for which no time is left are left 
     "slot-counts",
     "quality",
     "kv-memory",
+    "fill-policy",
     "padding",
     "batching",
 )

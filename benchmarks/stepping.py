@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.settings import Backend
 from benchmarks.workload import prompt
-from tokenmill.worker.engine import ContinuousBatcher
+from tokenmill.worker.engine import ContinuousBatcher, StepLimit
 from tokenmill.worker.models import LoadedModel
 
 
@@ -33,7 +33,7 @@ def tokens(model: LoadedModel, n: int, *, seed: int) -> list[int]:
     return model.tokenizer.encode(prompt(np.random.default_rng(seed), n))[:n]
 
 
-def decoding(model: LoadedModel, rows: int, n_prompt: int, *, max_step_tokens: int | None = None) -> ContinuousBatcher:
+def decoding(model: LoadedModel, rows: int, n_prompt: int, *, max_step_tokens: StepLimit = None) -> ContinuousBatcher:
     """A batcher with one more slot than the ``rows`` that decode in it, and do not end."""
     batcher = ContinuousBatcher(model.model, rows + 1, max_step_tokens=max_step_tokens)
     for seed in range(rows):

@@ -11,7 +11,6 @@ from benchmarks.samples import ratio, spread
 from benchmarks.settings import Backend, Bench
 from benchmarks.stepping import loaded
 from benchmarks.workload import workload
-from tokenmill.shared.settings import DEFAULTS
 from tokenmill.worker.engine import ContinuousBatcher
 
 SLOTS = 32
@@ -43,7 +42,7 @@ def rate(backend: Backend, threads: int, requests: int, slots: int, group: int) 
     """Output tokens per second of groups that are served one after the other; runs in a process of its own."""
     model = loaded(backend, threads, SLOTS)
     assert model.tokenizer is not None
-    batcher = ContinuousBatcher(model.model, slots, max_step_tokens=DEFAULTS.max_step_tokens)
+    batcher = ContinuousBatcher(model.model, slots, max_step_tokens="auto")
     batcher.submit([5], max_tokens=2)
     batcher.run()
     work = [(model.tokenizer.encode(request.prompt), request.n_output) for request in workload(requests)]
