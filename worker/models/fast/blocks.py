@@ -35,12 +35,14 @@ class BlockTables:
             context, start = batch.contexts[gaps][0], starts[gaps][0]
             raise ValueError(f"context {context} holds {self.lengths[context]} tokens, but the row starts at {start}")
         self.lengths[batch.contexts] = starts
-        rewound = _blocks(starts) < self._held[batch.contexts]
-        crowded = _blocks(ends) > self._held[batch.contexts]
+        for row in np.flatnonzero(_blocks(starts) < self._held[batch.contexts]).tolist():
+            self._release(int(batch.contexts[row]), int(_blocks(starts[row])))
+        if self.shortage(batch.contexts, ends) > 0:
+            raise MemoryError("no memory is left for keys and values; raise --kv-memory-mib")
         copies: list[tuple[int, int]] = []
-        for row in np.flatnonzero(rewound | crowded | self._last_is_shared(batch.contexts)).tolist():
+        crowded = _blocks(ends) > self._held[batch.contexts]
+        for row in np.flatnonzero(crowded | self._last_is_shared(batch.contexts)).tolist():
             context = int(batch.contexts[row])
-            self._release(context, int(_blocks(starts[row])))
             copies += self._own_last(context)
             self._grow(context, int(_blocks(ends[row])))
         return copies
@@ -101,8 +103,6 @@ class BlockTables:
             self._held[context] = number + 1
 
     def _take(self) -> int:
-        if not self._free:
-            raise MemoryError("no memory is left for keys and values; raise --kv-memory-mib")
         block = self._free.pop()
         self._holders[block] = 1
         return block
