@@ -15,9 +15,10 @@ from numba.core.caching import FunctionCache
 
 _log = logging.getLogger(__name__)
 
-_compile: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy")  # dividing by zero raises nothing
+_njit: Callable[..., Any] = numba.njit
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # which raises nothing where zero divides
 
-kernel: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+kernel: Callable[..., Any] = _njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Make a function callable from other kernels, but not from Python: wrappers take a fifth of the time to compile."""
 
 intrinsic: Callable[..., Any] = extending.intrinsic
@@ -51,7 +52,7 @@ def cached_kernel(function: Callable[..., Any]) -> Any:
 
     It lies beside the code or, where that cannot be written, in the user's cache folder, or where NUMBA_CACHE_DIR says.
     """
-    dispatcher = _compile(function)
+    dispatcher = _njit(**_OPTIONS)(function)
     try:
         dispatcher._cache = _Cache(function)
     except RuntimeError:  # numba finds no folder that it may write
