@@ -22,11 +22,12 @@ PARKED_CONTEXTS = 64
 class LazyMemory:
     """An array of zeros in which untouched pages take no memory.
 
-    NumPy's own arrays ask for huge pages, and a few tokens would commit all of them (3.7 GB instead of 0.9 GB for 32
-    contexts of 100 tokens). Raises ``ModelLoadError`` where the system refuses even the addresses.
+    NumPy's own arrays ask for huge pages, and a few tokens of each context would commit all of them (3.7 GB instead of
+    0.9 GB for 32 contexts of 100 tokens); ``huge_pages`` is for memory that is written from the front. Raises
+    ``ModelLoadError`` where the system refuses even the addresses.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32, *, huge_pages: bool = False) -> None:
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         # Without NORESERVE, Linux refuses to map more than the machine has, however little of it will be written.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -38,7 +39,7 @@ class LazyMemory:
                 "lower --slots or --max-context"
             ) from None
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+            self._memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
         self.array: NDArray[Any] = np.frombuffer(self._memory, dtype).reshape(shape)
 
     def release(self, start: int, end: int) -> None:

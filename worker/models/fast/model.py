@@ -52,7 +52,7 @@ class FastLlamaModel:
         self.eos_token_ids = eos_token_ids
         self._vocab_size, self._limit = config.vocab_size, max_context
         self._blocks = BlockTables(n_contexts, max_context, n_blocks)
-        self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16)
+        self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16, huge_pages=True)
         self._weights = weights
         self._rotation = rotation_table(weights.rope_frequencies, config.head_dim, max_context)
         self._model = _record(config, weights, self._rotation, self._pool.array)

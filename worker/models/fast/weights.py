@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.worker.models.fast.layout import GROUP, LANES, LAYER
-from tokenmill.worker.models.fast.packing import Packed, aligned, pack, unsuited_tensor
+from tokenmill.worker.models.fast.packing import Arena, Packed, aligned, pack, unsuited_tensor
 from tokenmill.worker.models.gguf_file import Float32, GgufFile
 from tokenmill.worker.models.llama_weights import LlamaConfig, TensorReader, rope_frequencies
 
@@ -19,6 +19,7 @@ class FastWeights:
     def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
         c = config
         self._reader, self._config = TensorReader(file), config
+        self._arena = Arena()
         self._kept: list[NDArray[Any]] = []  # what ``layers`` points to
         self.embedding = self._pack(["token_embd"], [c.vocab_size], c.width)
         tied = "output.weight" not in file
@@ -42,7 +43,7 @@ class FastWeights:
     def _pack(self, names: list[str], heights: list[int], width: int) -> Packed:
         files_names = [f"{name}.weight" for name in names]
         self._reader.seen.update(files_names)
-        packed = pack(self._reader.file, files_names, heights, width)
+        packed = pack(self._reader.file, files_names, heights, width, self._arena)
         self._kept.append(packed.panels)
         return packed
 

@@ -10,7 +10,7 @@ from tokenmill.worker.models.fast import attention, gemm, quantize
 from tokenmill.worker.models.fast.cpu import instruction_set
 from tokenmill.worker.models.fast.layout import BLOCK_TOKENS, GROUP, MODEL, PANEL
 from tokenmill.worker.models.fast.model import rotation_table
-from tokenmill.worker.models.fast.packing import Packed, pack_arrays, unpacked
+from tokenmill.worker.models.fast.packing import Arena, Packed, pack_arrays, unpacked
 
 from . import references
 from .references import activation_rows, fields, quantized, zeros
@@ -105,7 +105,7 @@ def packed(bits: int, n_in: int = 96, n_panels: int = 2) -> Packed:
     shape = (n_panels * PANEL, n_in // GROUP)
     codes = rng.integers(0, 256, (*shape, 4 * bits)).astype(np.uint8)
     halves = rng.standard_normal((2, *shape)).astype(np.float16)
-    return pack_arrays(codes.view(np.uint32), halves, bits)
+    return pack_arrays(codes.view(np.uint32), halves, bits, Arena())
 
 
 @pytest.mark.parametrize("bits", [4, 8])
