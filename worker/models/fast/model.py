@@ -60,6 +60,13 @@ class FastLlamaModel:
         n_phases = PHASES_PER_LAYER * config.n_layers + OTHER_PHASES
         arrays = (self._model, weights.layers, self._buffers.record)
         self._team = Team(threads, n_phases, lambda team, thread: forward(team, thread, *arrays))
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compile or load the kernels now, and not while a first request waits."""
+        zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+        self.forward(Batch(zero, zero, one, zero, one > 0))
+        self.truncate(0, 0)
 
     def truncate(self, context: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of a context; 0 empties it."""
