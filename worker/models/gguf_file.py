@@ -54,7 +54,7 @@ class _Reader(GGUFReader):
 
     def _take_strings(self, start: int, count: int, parts: list[Any]) -> int:
         """Append views of strings, each after its length in 8 bytes; returns where they end."""
-        view, length_at = memoryview(self._data), struct.Struct("<Q").unpack_from
+        view, length_at = self._data.data, struct.Struct("<Q").unpack_from
         for _ in range(count):
             end = start + 8 + length_at(view, start)[0]
             parts.append(view[start + 8 : end])
