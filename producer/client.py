@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, get_args
@@ -11,17 +12,19 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import msgspec
 
 from tokenmill.producer.outage import Outage
-from tokenmill.producer.request import Messages, Prompt, QueueFullError, make_request, send
+from tokenmill.producer.request import QueueFullError, check_request, send
 from tokenmill.shared.broker import Broker, connect
 from tokenmill.shared.errors import BrokerUnreachableError, TokenmillError
 from tokenmill.shared.protocol import FinishReason, Reply
 from tokenmill.shared.settings import DEFAULTS
 
+Prompt = str | Sequence[int]
+Messages = Sequence[dict[str, str]]
 WhenFull = Literal["wait", "raise"]
 T = TypeVar("T")
 
 _BLOCK_S = 1.0  # longest single blocking read, so that a deadline and a Ctrl-C are never far
-FINISHED = get_args(FinishReason)
+_FINISHED = get_args(FinishReason)
 
 _decoder = msgspec.json.Decoder(Reply)
 
@@ -32,11 +35,6 @@ class NoReplyError(TokenmillError):
 
 class ReplyGoneError(TokenmillError):
     """The request was answered, but its reply was taken by another reader or has expired."""
-
-    def __init__(self, request_id: str, state: str) -> None:
-        super().__init__(
-            f"request `{request_id}` ended ({state}), but its reply was taken by another reader or has expired"
-        )
 
 
 class Client:
@@ -76,7 +74,12 @@ class Client:
         the first. Another request under either raises IdInUseError. A full queue is waited for up to ``timeout``
         seconds, or not at all with ``when_full="raise"``; then QueueFullError says when to try again.
         """
-        request = make_request(prompt, messages, id=id, **params)
+        fields = {"id": id or uuid.uuid4().hex, **params}
+        if prompt is not None:
+            fields["prompt"] = prompt
+        if messages is not None:
+            fields["messages"] = messages
+        request = check_request(fields)
         deadline = self._deadline(timeout)
         while True:
             try:
@@ -165,8 +168,10 @@ class Client:
     def _check_not_gone(self, request_id: str, deadline: float) -> None:
         """Raise ReplyGoneError if the request is finished and, looked at after that, its reply is not there."""
         state = self._insist(partial(self.broker.state, request_id), deadline)
-        if state in FINISHED and self._insist(partial(self.broker.read_replies, [request_id]), deadline) == [None]:
-            raise ReplyGoneError(request_id, str(state))
+        if state in _FINISHED and self._insist(partial(self.broker.read_replies, [request_id]), deadline) == [None]:
+            raise ReplyGoneError(
+                f"request `{request_id}` ended ({state}), but its reply was taken by another reader or has expired"
+            )
 
 
 class TextStream:

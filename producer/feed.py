@@ -127,7 +127,7 @@ class Feed:
             return False
         except IdInUseError as error:
             self._outstanding.pop(request.id, None)
-            self._answer(request, refusal(request.id, str(error)))
+            self._answer(request, _refusal(request.id, str(error)))
         else:
             self._outstanding[request.id] = _Sent(request, reply_id)
         return True
@@ -160,8 +160,7 @@ class Feed:
         self.answered_tokens += reply.usage.output_tokens
 
 
-def refusal(request_id: str, why: str) -> Reply:
-    """The answer to what never came to the queue."""
+def _refusal(request_id: str, why: str) -> Reply:
     return Reply(
         id=request_id,
         finish_reason="error",

@@ -31,9 +31,7 @@ local function meet_husk(id, until_ms)
   redis.call('PEXPIREAT', request_key(id), until_ms)
 end
 
-local PUSHED = {
-  'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk', 'reply_to',
-}
+local PUSHED = { 'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk' }
 
 -- The request of a push that has just left its list: id, fields, and whether they are in its hash already; nothing if the
 -- push begins nothing. Of several pushes under one id the first counts, and an accepted enqueue before a bare push with
@@ -61,8 +59,7 @@ local function take_push(payload, max_payload, ttl)
   end
   count('enqueued')
   if problem then return refuse(id, {}, payload, problem, 'invalid_request', ttl) end
-  local reply_to = is_id(said.reply_to) and said.reply_to or nil
-  local request = { sha1 = sha1, stream = said.stream == true and '1' or nil, reply_to = reply_to, cancelled = known.cancelled }
+  local request = { sha1 = sha1, stream = said.stream == true and '1' or nil, cancelled = known.cancelled }
   begin(id, request, timeout_of(said))
   return id, request, false
 end
