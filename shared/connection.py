@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import redis
@@ -37,10 +37,22 @@ def connect(url: str, *, socket_timeout_s: float = _SOCKET_TIMEOUT_S) -> redis.R
             health_check_interval=0,
             protocol=2,  # no HELLO and no pushed messages: nothing here needs RESP3
             driver_info=None,  # no CLIENT SETINFO, which users of few rights may not run
+            redis_connect_func=_connect_tls if url.startswith("rediss:") else None,
         )
     except ValueError as error:
         # The URL itself may hold a password.
         raise UsageError(f"the broker URL is not valid ({error}): use redis://HOST:PORT/DB") from None
+
+
+def _connect_tls(connection: Any) -> None:
+    """Log in, and ask for a first answer: the session tickets that a server sends come before it.
+
+    The library takes a new connection with anything left to read for a broken one.
+    """
+    connection.on_connect()
+    connection.send_command("PING")
+    with suppress(ResponseError):  # a user who may not ask gets an answer all the same
+        connection.read_response()
 
 
 class Connection:

@@ -130,6 +130,7 @@ def run(machines: dict[str, type[LifeCycle]], topics: Sequence[str]) -> None:
         run_state_machine_as_test(machines[topic], settings=settings(max_examples=120, **COMMON))
 
 
+@pytest.mark.long  # how soon a mutant is met depends on the clock of the broker: now and then, not in so many examples
 @pytest.mark.parametrize("server_url", ["valkey"], indirect=True)
 @pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LISTS])
 def test_the_machine_notices_a_forgotten_rule(
