@@ -20,7 +20,7 @@ TOY = "toy"
 class Backend:
     """A model on the code that computes it."""
 
-    name: str  # numpy, fast, llamacpp; toy computes nothing
+    name: str  # numpy, fast; toy computes nothing
     model: str
 
     def options(self) -> list[str]:

@@ -14,16 +14,9 @@ from tokenmill.worker.engine import ContinuousBatcher, StepLimit
 from tokenmill.worker.models import LoadedModel
 
 
-def loaded(backend: Backend, threads: int, slots: int) -> LoadedModel:
-    """The model, loaded once in this process, with all its contexts empty, as a new batcher expects them."""
-    model = _load(backend, threads, slots)
-    for context in range(getattr(model.model, "n_contexts", slots)):
-        model.model.truncate(context, 0)
-    return model
-
-
 @lru_cache(1)
-def _load(backend: Backend, threads: int, slots: int) -> LoadedModel:
+def loaded(backend: Backend, threads: int, slots: int) -> LoadedModel:
+    """The model, loaded once in this process."""
     return backend.load(slots=slots, threads=threads)
 
 

@@ -84,7 +84,7 @@ def _bound_maths_threads(model: str, threads: int) -> None:
     Those threads spin: beside any other busy process a worker with two of them fell from 35 to 5 tokens a second. So
     our own models divide their work themselves, among threads that sleep.
     """
-    ours = model.partition(":")[0] in ("smollm2", "gguf", "llamacpp", "toy")
+    ours = model.partition(":")[0] in ("smollm2", "gguf", "toy")
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1" if ours else str(threads))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_waiting_and_running_requests_are_cancelled_with_what_they_have(served: 
 def test_ctrl_c_cancels_the_request_of_enqueue(served: Queue) -> None:
     command = served.start(*endless("a"), "--stream")
     assert command.stdout is not None
-    assert command.stdout.read(1)
+    assert select.select([command.stdout], [], [], TIMEOUT_S)[0], "no output in time"
     command.send_signal(signal.SIGINT)
     _, said = command.communicate(timeout=TIMEOUT_S)
     assert command.returncode == 130

@@ -67,6 +67,8 @@ class CachingContexts(Contexts):
             raise ValueError(f"the model has {model.n_contexts} contexts, fewer than the capacity of {n_slots}")
         self.n_reused = 0  # tokens that did not have to be computed, since the start
         self._model = model
+        for context in range(model.n_contexts):
+            model.truncate(context, 0)  # of whatever an earlier batcher left there
         self._empty = list(range(model.n_contexts))[::-1]
         self._tokens = np.empty((model.n_contexts, 0), np.int32)  # [N, C] what parked contexts hold
         self._lengths = np.zeros(model.n_contexts, np.int64)  # [N] tokens of parked contexts; 0: not parked

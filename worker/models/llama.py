@@ -56,7 +56,7 @@ def _fast(file: GgufFile, config: LlamaConfig, **resources: int) -> Model:
 
 
 def _numpy(file: GgufFile, config: LlamaConfig, **resources: int) -> Model:
-    from tokenmill.worker.models.llama_numpy import LlamaModel
+    from tokenmill.worker.models.llama_numpy import NumpyLlamaModel
     from tokenmill.worker.models.llama_weights import LlamaWeights
 
-    return LlamaModel(config, LlamaWeights.of(file, config), file.end_token_ids(), **resources)
+    return NumpyLlamaModel(config, LlamaWeights.of(file, config), file.end_token_ids(), **resources)

@@ -7,24 +7,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from tokenmill.worker.engine.model import Batch, Int32
-from tokenmill.worker.models.contexts import Contexts
+from tokenmill.worker.engine.model import Batch
 from tokenmill.worker.models.gguf_file import Float32
-from tokenmill.worker.models.llama_pass import Pass
+from tokenmill.worker.models.llama_model import LlamaModel
+from tokenmill.worker.models.llama_pass import Pass, rope_turns
 from tokenmill.worker.models.llama_weights import LlamaConfig, LlamaWeights
+from tokenmill.worker.models.strips import StripContexts
 from tokenmill.worker.models.threads import Threads
 
 _WIDE = 16  # tokens from which a thread is faster with rows of its own than with a share of every product
 
 
-class LlamaModel:
+class NumpyLlamaModel(LlamaModel[StripContexts]):
     """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
 
     Threads divide a wide step by rows, each computing its own through all layers without waiting for the others, and
     a narrow one by the rows of every matrix: the time of a narrow step is that of reading the weights.
     """
-
-    gives_logits = True
 
     def __init__(
         self,
@@ -38,32 +37,16 @@ class LlamaModel:
         threads: int,
     ) -> None:
         max_context = min(max_context, config.context_length)
-        self._contexts = Contexts(config, n_contexts=n_contexts, max_context=max_context, kv_memory_mib=kv_memory_mib)
-        self.n_contexts = n_contexts
-        self.vocab_size: int | None = config.vocab_size
-        self.max_context: int | None = self._contexts.max_context
-        self.eos_token_ids = eos_token_ids
-        self._vocab_size = config.vocab_size
+        contexts = StripContexts(config, n_contexts=n_contexts, max_context=max_context, kv_memory_mib=kv_memory_mib)
+        super().__init__(config, contexts, eos_token_ids)
         self._threads = Threads(threads)
-        self._whole = Pass(config, weights, self._contexts, self._threads)
-        self._passes = [Pass(config, weights, self._contexts, Threads(1)) for _ in range(threads)]
-
-    def truncate(self, context: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens of a context; 0 empties it."""
-        self._contexts.truncate(context, length)
-
-    def share(self, source: int, target: int, length: int) -> int:
-        """Let the empty context ``target`` begin with the first ``length`` tokens of ``source``; returns how many."""
-        return self._contexts.share(source, target, length)
-
-    def shortage(self, contexts: Int32, ends: Int32) -> int:
-        """Tokens of memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
-        return self._contexts.shortage(contexts, ends)
+        turns = rope_turns(weights, contexts.max_context)
+        self._whole = Pass(config, weights, contexts, turns, self._threads)
+        self._passes = [Pass(config, weights, contexts, turns, Threads(1)) for _ in range(threads)]
 
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]`` for its complete rows."""
-        if batch.tokens.min() < 0 or batch.tokens.max() >= self._vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        self._check_tokens(batch)
         self._contexts.begin(batch)
         logits = np.empty((np.count_nonzero(batch.complete), self._vocab_size), np.float32)
         parts = _parts(batch, self._threads.n)

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch
 from tokenmill.worker.models.attention import AttentionRows, token_positions
-from tokenmill.worker.models.contexts import Contexts
 from tokenmill.worker.models.gguf_file import Float32
 from tokenmill.worker.models.llama_weights import Layer, LlamaConfig, LlamaWeights
+from tokenmill.worker.models.strips import StripContexts
 from tokenmill.worker.models.threads import Threads
 
 
@@ -21,11 +21,17 @@ class Pass:
     of the contexts that are exactly as long as the row, because batching it means padding every row to the longest.
     """
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, contexts: Contexts, threads: Threads) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        contexts: StripContexts,
+        turns: NDArray[np.complex64],
+        threads: Threads,
+    ) -> None:
         self._config, self._weights, self._contexts, self._threads = config, weights, contexts, threads
+        self._turns = turns
         self._scratch = _Scratch()
-        angles = np.arange(contexts.max_context)[:, None] * weights.rope_frequencies
-        self._turns = np.exp(1j * angles).astype(np.complex64)  # [max_context, turned dims / 2]
 
     def run(self, batch: Batch, logits: Float32) -> None:
         """Compute the batch; write the logits of its complete rows."""
@@ -89,6 +95,13 @@ class Pass:
         by_token = self._scratch.matrix("logits", self._config.vocab_size, hidden.shape[1])
         self._weights.head.times(normed, by_token, self._threads)
         logits[...] = by_token.T
+
+
+def rope_turns(weights: LlamaWeights, max_context: int) -> NDArray[np.complex64]:
+    """How far each pair of dimensions turns at each position, [max_context, turned dims / 2]."""
+    angles = np.arange(max_context)[:, None] * weights.rope_frequencies
+    turns: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)
+    return turns
 
 
 def _rotate(heads: Float32, turns: NDArray[np.complex64]) -> None:

@@ -54,7 +54,6 @@ def test_a_result_survives_being_kept(result: Result) -> None:
 
 
 def test_a_plot_is_the_same_file_every_time(result: Result, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     first = plots.draw(result.plots[0], tmp_path / "a").read_bytes()
     assert plots.draw(result.plots[0], tmp_path / "b").read_bytes() == first
     assert b"ours" in first

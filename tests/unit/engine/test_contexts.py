@@ -247,3 +247,13 @@ def test_requests_that_wait_for_a_sick_model_get_the_right_tokens_when_it_is_wel
         batcher.run()
     sick.clear()
     check_outputs(batcher.run(), model, prompts, max_tokens=4)
+
+
+def test_a_new_batcher_finds_nothing_of_what_an_earlier_one_left() -> None:
+    model = model_of(n_blocks=30, max_context=120)
+    for _ in range(2):
+        batcher = batcher_of(model, 2)
+        batcher.submit([1] * 20, max_tokens=3)
+        batcher.submit([1] * 20, max_tokens=3)
+        batcher.run()
+        assert batcher.n_reused < 20

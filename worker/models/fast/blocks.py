@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch, Int32
+from tokenmill.worker.models.contexts import Contexts
 from tokenmill.worker.models.fast.layout import BLOCK_TOKENS
 
 
-class BlockTables:
+class BlockTables(Contexts):
     """The blocks of ``n_contexts`` contexts, out of a pool of ``n_blocks``.
 
     Contexts may share blocks, whole ones only, which nobody writes: a context that begins anew within a block that
@@ -17,8 +18,8 @@ class BlockTables:
     """
 
     def __init__(self, n_contexts: int, max_context: int, n_blocks: int) -> None:
+        super().__init__(n_contexts, max_context)
         self.n_blocks = n_blocks
-        self.lengths = np.zeros(n_contexts, np.int64)  # tokens
         self.tables = np.zeros((n_contexts, _blocks(max_context)), np.int32)  # block numbers; those held come first
         self._held = np.zeros(n_contexts, np.int64)  # blocks of a context
         self._holders = np.zeros(n_blocks, np.int32)  # contexts of a block
@@ -27,14 +28,10 @@ class BlockTables:
     def begin(self, batch: Batch) -> list[tuple[int, int]]:
         """Make room for a batch; returns (from, to) of blocks to copy before it is computed.
 
-        What lies after a row's start is forgotten first: should the step fail, it is not to be trusted. Raises
-        ``ValueError`` for a row that starts after its context's end, ``MemoryError`` if the blocks do not suffice.
+        Raises ``ValueError`` for a row that cannot be computed, ``MemoryError`` if the blocks do not suffice.
         """
         starts, ends = batch.starts, batch.starts + batch.lengths
-        if (gaps := starts > self.lengths[batch.contexts]).any():
-            context, start = batch.contexts[gaps][0], starts[gaps][0]
-            raise ValueError(f"context {context} holds {self.lengths[context]} tokens, but the row starts at {start}")
-        self.lengths[batch.contexts] = starts
+        self._rewind(batch)
         for row in np.flatnonzero(_blocks(starts) < self._held[batch.contexts]).tolist():
             self._release(int(batch.contexts[row]), int(_blocks(starts[row])))
         if self.shortage(batch.contexts, ends) > 0:
@@ -47,31 +44,22 @@ class BlockTables:
             self._grow(context, int(_blocks(ends[row])))
         return copies
 
-    def end(self, batch: Batch) -> None:
-        """After the batch has been computed."""
-        self.lengths[batch.contexts] = batch.starts + batch.lengths
-
-    def truncate(self, context: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens."""
-        self.lengths[context] = min(length, self.lengths[context])
-        self._release(context, int(_blocks(self.lengths[context])))
-
-    def share(self, source: int, target: int, length: int) -> int:
-        """Let the empty ``target`` begin with the whole blocks among the first ``length`` tokens of ``source``."""
-        if self.lengths[target]:
-            raise ValueError(f"context {target} is not empty: it holds {self.lengths[target]} tokens")
-        self._release(target, 0)
-        n = min(length, int(self.lengths[source])) // BLOCK_TOKENS
-        self.tables[target, :n] = self.tables[source, :n]
-        self._holders[self.tables[target, :n]] += 1
-        self._held[target], self.lengths[target] = n, n * BLOCK_TOKENS
-        return n * BLOCK_TOKENS
-
     def shortage(self, contexts: Int32, ends: Int32) -> int:
         """Tokens of memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
         growth = np.maximum(_blocks(ends) - self._held[contexts], 0)
         copied = self._last_is_shared(contexts) & (ends > self.lengths[contexts])
         return int(growth.sum() + copied.sum() - len(self._free)) * BLOCK_TOKENS
+
+    def _trim(self, context: int) -> None:
+        self._release(context, int(_blocks(self.lengths[context])))
+
+    def _begin_alike(self, source: int, target: int, length: int) -> int:
+        self._release(target, 0)
+        n = length // BLOCK_TOKENS  # whole blocks only
+        self.tables[target, :n] = self.tables[source, :n]
+        self._holders[self.tables[target, :n]] += 1
+        self._held[target] = n
+        return n * BLOCK_TOKENS
 
     def _last_is_shared(self, contexts: Int32) -> NDArray[np.bool_]:
         """Whether the block that a context's next token goes into is half full, and others hold it."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.worker.engine.model import Batch, Int32
+from tokenmill.worker.engine.model import Batch
 from tokenmill.worker.models.attention import token_positions
 from tokenmill.worker.models.fast.blocks import BlockTables
 from tokenmill.worker.models.fast.forward import OTHER_PHASES, PHASES_PER_LAYER, forward
@@ -18,18 +18,17 @@ from tokenmill.worker.models.fast.step import StepBuffers
 from tokenmill.worker.models.fast.team import Team
 from tokenmill.worker.models.fast.weights import FastWeights
 from tokenmill.worker.models.gguf_file import Float32
+from tokenmill.worker.models.llama_model import LlamaModel
 from tokenmill.worker.models.llama_weights import LlamaConfig
 from tokenmill.worker.models.memory import LazyMemory, affordable
 
 
-class FastLlamaModel:
+class FastLlamaModel(LlamaModel[BlockTables]):
     """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
 
     Keys and values lie in blocks of 16 tokens, which contexts share where they begin alike. A token's result is the
     same bits in every batch, chunk and number of threads.
     """
-
-    gives_logits = True
 
     def __init__(
         self,
@@ -46,12 +45,7 @@ class FastLlamaModel:
         n_blocks = (kv_memory_mib << 20) // block
         max_context = affordable(min(max_context, config.context_length), n_blocks * BLOCK_TOKENS, kv_memory_mib)
         n_blocks = min(n_blocks, n_contexts * math.ceil(max_context / BLOCK_TOKENS))
-        self.n_contexts = n_contexts
-        self.vocab_size: int | None = config.vocab_size
-        self.max_context: int | None = max_context
-        self.eos_token_ids = eos_token_ids
-        self._vocab_size, self._limit = config.vocab_size, max_context
-        self._blocks = BlockTables(n_contexts, max_context, n_blocks)
+        super().__init__(config, BlockTables(n_contexts, max_context, n_blocks), eos_token_ids)
         self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16, huge_pages=True)
         self._weights = weights
         self._rotation = rotation_table(weights.rope_frequencies, config.head_dim, max_context)
@@ -68,29 +62,14 @@ class FastLlamaModel:
         self.forward(Batch(zero, zero, one, zero, one > 0))
         self.truncate(0, 0)
 
-    def truncate(self, context: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens of a context; 0 empties it."""
-        self._blocks.truncate(context, length)
-
-    def share(self, source: int, target: int, length: int) -> int:
-        """Let the empty context ``target`` begin with the first ``length`` tokens of ``source``, in whole blocks."""
-        return self._blocks.share(source, target, length)
-
-    def shortage(self, contexts: Int32, ends: Int32) -> int:
-        """Tokens of KV memory lacking for these contexts to grow this long, beside all that is held; ≤ 0: they fit."""
-        return self._blocks.shortage(contexts, ends)
-
     def forward(self, batch: Batch) -> Float32:
         """Compute the batch; float32 logits ``[complete.sum(), vocab_size]``, valid until the next call."""
-        if batch.tokens.min() < 0 or batch.tokens.max() >= self._vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
-        if (end := (batch.starts + batch.lengths).max()) > self._limit:
-            raise ValueError(f"a row of {end} tokens exceeds the context of {self._limit}")
-        for source, target in self._blocks.begin(batch):
+        self._check_tokens(batch)
+        for source, target in self._contexts.begin(batch):
             self._pool.array[:, target] = self._pool.array[:, source]
-        logits = self._buffers.prepare(batch, token_positions(batch), self._blocks.tables)
+        logits = self._buffers.prepare(batch, token_positions(batch), self._contexts.tables)
         self._team.run()
-        self._blocks.end(batch)
+        self._contexts.end(batch)
         return logits
 
 

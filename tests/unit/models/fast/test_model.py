@@ -16,7 +16,7 @@ from tokenmill.worker.engine.model import Model
 from tokenmill.worker.models import load_model
 from tokenmill.worker.models.fast import cpu
 from tokenmill.worker.models.fast.model import FastLlamaModel
-from tokenmill.worker.models.llama_numpy import LlamaModel
+from tokenmill.worker.models.llama_numpy import NumpyLlamaModel
 
 from ..backends import forward
 from ..conftest import write
@@ -97,16 +97,16 @@ def test_other_files_and_processors_get_numpy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert isinstance(load(write(tmp_path / "float.gguf"), "auto"), LlamaModel)
+    assert isinstance(load(write(tmp_path / "float.gguf"), "auto"), NumpyLlamaModel)
     monkeypatch.setattr(cpu, "instruction_set", lambda: None)
-    assert isinstance(load(write_quantized(tmp_path / "quantized.gguf"), "auto"), LlamaModel)
+    assert isinstance(load(write_quantized(tmp_path / "quantized.gguf"), "auto"), NumpyLlamaModel)
     assert [message for message in caplog.messages if message.startswith("computing with NumPy: ")] == [
         message for message in caplog.messages if "computing" in message
     ]
 
 
 def test_numpy_can_be_asked_for(tmp_path: Path) -> None:
-    assert isinstance(load(write_quantized(tmp_path / "tiny.gguf"), "numpy"), LlamaModel)
+    assert isinstance(load(write_quantized(tmp_path / "tiny.gguf"), "numpy"), NumpyLlamaModel)
 
 
 @needs_kernels

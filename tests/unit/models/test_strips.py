@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.worker.engine.model import Batch
 from tokenmill.worker.models import load_model
-from tokenmill.worker.models.contexts import Contexts
 from tokenmill.worker.models.llama_weights import LlamaConfig
 from tokenmill.worker.models.memory import PAGE, LazyMemory
+from tokenmill.worker.models.strips import StripContexts
 
 MIB = 1 << 20
 
@@ -25,11 +25,11 @@ def config(n_layers: int = 2, head_dim: int = 64) -> LlamaConfig:
     return LlamaConfig(n_layers, 64, 2, 2, head_dim, 48, 100, 4096, 1e-5)
 
 
-def contexts(n: int = 4, *, max_context: int = 256, kv_memory_mib: int = 64, head_dim: int = 64) -> Contexts:
-    return Contexts(config(head_dim=head_dim), n_contexts=n, max_context=max_context, kv_memory_mib=kv_memory_mib)
+def contexts(n: int = 4, *, max_context: int = 256, kv_memory_mib: int = 64, head_dim: int = 64) -> StripContexts:
+    return StripContexts(config(head_dim=head_dim), n_contexts=n, max_context=max_context, kv_memory_mib=kv_memory_mib)
 
 
-def compute(subject: Contexts, context: int, start: int, end: int) -> None:
+def compute(subject: StripContexts, context: int, start: int, end: int) -> None:
     """Pretend to compute the tokens from ``start`` to ``end``: their keys and values are their positions."""
     one = np.array([context], np.int32)
     length = np.array([end - start], np.int32)
@@ -40,7 +40,7 @@ def compute(subject: Contexts, context: int, start: int, end: int) -> None:
     subject.end(batch)
 
 
-def lacking(subject: Contexts, **ends: int) -> int:
+def lacking(subject: StripContexts, **ends: int) -> int:
     """Shortage for contexts to grow to the given ends, named ``c0``, ``c1``, …"""
     numbers = np.array([int(name[1:]) for name in ends], np.int32)
     return subject.shortage(numbers, np.array([*ends.values()], np.int32))
@@ -151,7 +151,7 @@ def test_a_budget_too_small_for_one_request_shortens_contexts_and_says_so(caplog
 def test_a_budget_for_nothing_is_refused() -> None:
     big = LlamaConfig(80, 8192, 64, 8, 128, 28672, 128_000, 8192, 1e-5)
     with pytest.raises(ModelLoadError, match="1 MiB cannot hold the keys and values of one token"):
-        Contexts(big, n_contexts=1, max_context=100, kv_memory_mib=1)
+        StripContexts(big, n_contexts=1, max_context=100, kv_memory_mib=1)
 
 
 def test_addresses_that_the_system_refuses_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
