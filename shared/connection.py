@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
@@ -36,12 +37,26 @@ def connect(url: str, *, socket_timeout_s: float = _SOCKET_TIMEOUT_S) -> redis.R
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
             protocol=2,  # no HELLO and no pushed messages: nothing here needs RESP3
+            command_packer=_Packer(),
             driver_info=None,  # no CLIENT SETINFO, which users of few rights may not run
             redis_connect_func=_connect_tls if url.startswith("rediss:") else None,
         )
     except ValueError as error:
         # The URL itself may hold a password.
         raise UsageError(f"the broker URL is not valid ({error}): use redis://HOST:PORT/DB") from None
+
+
+class _Packer(HiredisRespSerializer):
+    """Turns numbers into text before hiredis does.
+
+    It asks Python for their digits, and crashes the process if a signal's handler raises just then, as Ctrl-C does.
+    """
+
+    def pack(self, *args: Any) -> list[bytes]:
+        """A command as the broker reads it."""
+        texts: Any = [str(arg) if isinstance(arg, int | float) else arg for arg in args]
+        packed: list[bytes] = super().pack(*texts)
+        return packed
 
 
 def _connect_tls(connection: Any) -> None:
@@ -96,7 +111,7 @@ class Connection:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn the library's errors into ours: one line that names the broker."""
+        """Turn the library's errors into ours, one line that names the broker; leave no unread answer to the next."""
         try:
             yield
         except (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError) as error:
@@ -114,3 +129,7 @@ class Connection:
                     "use another queue, or the version that wrote it"
                 ) from error
             raise TokenmillError(f"the broker at {self.address} refused: {error}") from error
+        except (KeyboardInterrupt, SystemExit):
+            # The connection may be back in the pool with the answer to this call still to come.
+            self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise

@@ -205,3 +205,31 @@ def test_a_broker_that_ends_while_a_worker_waits_is_unreachable() -> None:
         assert broker.info().waiting == 0
     waiting.join()
     assert len(failures) == 1
+
+
+def test_an_answer_that_ctrl_c_left_unread_is_not_taken_for_the_next_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.enqueue("a", body("a"))
+    send = redis.Connection.send_packed_command
+
+    def send_and_interrupt(self: redis.Connection, *args: Any, **kwargs: Any) -> None:
+        send(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(redis.Connection, "send_packed_command", send_and_interrupt)
+        for call in (lambda: broker.state("a"), lambda: broker.read_replies(["a"])):
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    assert broker.read_replies(["a", "b"]) == [None, None]
+    assert broker.state("a") == "waiting"
+
+
+def test_ctrl_c_while_a_command_is_packed_is_only_an_interrupt(server_url: str) -> None:
+    class Interrupted(int):
+        def __repr__(self) -> str:  # as when the signal arrives just then
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        connect(server_url).lindex("list", Interrupted(0))
