@@ -96,7 +96,6 @@ MUTANTS_OF_LISTS = {
         "'RPUSH', REQUESTS, payload)\n  waiting",
     ),
     "nobody woken for high requests": ("if priority ~= 'normal' then poke() end\n", ""),
-    "a large request for ever refused": ("max_tokens > 0 and queued_tokens > 0 and", "max_tokens > 0 and"),
     "any model at any time": ("if present and present ~= fingerprint and in_use() then return present end", ""),
     "another model while requests wait": ("others > 0 or depth() > 0 or", "others > 0 or"),
     "begun although suspended": ("if meta.suspended or free <= 0", "if free <= 0"),
