@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import msgspec
 
+from tokenmill.producer.feed import WINDOW, Feed, as_request
 from tokenmill.producer.outage import Outage
-from tokenmill.producer.request import QueueFullError, check_request, send
+from tokenmill.producer.request import Messages, Prompt, QueueFullError, make_request, send
 from tokenmill.shared.broker import Broker, connect
 from tokenmill.shared.errors import BrokerUnreachableError, TokenmillError
 from tokenmill.shared.protocol import FinishReason, Reply
 from tokenmill.shared.settings import DEFAULTS
 
-Prompt = str | Sequence[int]
-Messages = Sequence[dict[str, str]]
 WhenFull = Literal["wait", "raise"]
 T = TypeVar("T")
 
 _BLOCK_S = 1.0  # longest single blocking read, so that a deadline and a Ctrl-C are never far
-_FINISHED = get_args(FinishReason)
+FINISHED = get_args(FinishReason)
 
 _decoder = msgspec.json.Decoder(Reply)
 
@@ -35,6 +33,11 @@ class NoReplyError(TokenmillError):
 
 class ReplyGoneError(TokenmillError):
     """The request was answered, but its reply was taken by another reader or has expired."""
+
+    def __init__(self, request_id: str, state: str) -> None:
+        super().__init__(
+            f"request `{request_id}` ended ({state}), but its reply was taken by another reader or has expired"
+        )
 
 
 class Client:
@@ -74,12 +77,7 @@ class Client:
         the first. Another request under either raises IdInUseError. A full queue is waited for up to ``timeout``
         seconds, or not at all with ``when_full="raise"``; then QueueFullError says when to try again.
         """
-        fields = {"id": id or uuid.uuid4().hex, **params}
-        if prompt is not None:
-            fields["prompt"] = prompt
-        if messages is not None:
-            fields["messages"] = messages
-        request = check_request(fields)
+        request = make_request(prompt, messages, id=id, **params)
         deadline = self._deadline(timeout)
         while True:
             try:
@@ -140,6 +138,23 @@ class Client:
         """
         return TextStream(self, request_id, after, self._deadline(timeout), cancel_on_close=cancel_on_close)
 
+    def map(
+        self, prompts: Iterable[Prompt | Mapping[str, Any]], *, window: int = WINDOW, **params: Any
+    ) -> Generator[Reply]:
+        """Answer many requests, at most ``window`` of them on the queue at a time; the replies come in input order.
+
+        Each item is a prompt or the fields of a request; ``params`` are fields of all. What is no valid request is
+        answered with an error. Close the iterator to cancel what is not answered.
+        """
+        requests = (as_request(item, params) for item in prompts)
+        feed = Feed(self.broker, requests, clock=self._clock, sleep=self._sleep)
+        feed.window = window
+        try:
+            while not feed.done:
+                yield from feed.poll(_BLOCK_S)
+        finally:
+            feed.cancel()
+
     def cancel(self, request_id: str, *, timeout: float | None = None) -> str:
         """End a request with what it has so far; harmless for one that is finished or unknown.
 
@@ -168,10 +183,8 @@ class Client:
     def _check_not_gone(self, request_id: str, deadline: float) -> None:
         """Raise ReplyGoneError if the request is finished and, looked at after that, its reply is not there."""
         state = self._insist(partial(self.broker.state, request_id), deadline)
-        if state in _FINISHED and self._insist(partial(self.broker.read_replies, [request_id]), deadline) == [None]:
-            raise ReplyGoneError(
-                f"request `{request_id}` ended ({state}), but its reply was taken by another reader or has expired"
-            )
+        if state in FINISHED and self._insist(partial(self.broker.read_replies, [request_id]), deadline) == [None]:
+            raise ReplyGoneError(request_id, str(state))
 
 
 class TextStream:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.producer.outage import Outage
-from tokenmill.producer.request import IdInUseError, QueueFullError, send
+from tokenmill.producer.request import IdInUseError, Prompt, QueueFullError, check_request, send
 from tokenmill.shared.broker import Broker
-from tokenmill.shared.errors import BrokerUnreachableError
+from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 from tokenmill.shared.protocol import Reply, ReplyError, StrictRequest, Usage
 
 WINDOW = 256  # requests outstanding: enough to keep some dozens of slots busy, little enough to keep the broker small
@@ -32,6 +33,8 @@ class _Sent(NamedTuple):
 class Feed:
     """Enqueues requests as others are answered; ``poll`` gives the replies that are next in input order.
 
+    A reply among the requests is given back in its place: the refusal of what is no request, say.
+
     It waits by itself for room in a full queue and for a broker that is away. What the broker has forgotten, because it
     came back without its last second, is sent again. A reply that somebody else has taken becomes an error reply.
     """
@@ -39,7 +42,7 @@ class Feed:
     def __init__(
         self,
         broker: Broker,
-        requests: Iterable[StrictRequest],
+        requests: Iterable[StrictRequest | Reply],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -52,7 +55,7 @@ class Feed:
         self._outage = Outage(clock)
         self._swept = self._doubted = clock()
         self._room_at = clock()  # no earlier is a full queue asked again
-        self._next: StrictRequest | None = None  # read, not yet accepted
+        self._next: StrictRequest | Reply | None = None  # read, not yet accepted
         self._order: deque[str] = deque()  # accepted, not yet given back
         self._outstanding: dict[str, _Sent] = {}  # accepted, not yet answered; oldest first
         self._doubtful: deque[str] = deque()  # to be sent again: the broker may have forgotten them
@@ -113,10 +116,16 @@ class Feed:
             if self._next is None:
                 self._next = next(self._requests, None)
                 self._exhausted = self._next is None
-            if self._next is None or self._clock() < self._room_at or not self._send(self._next):
+            if self._next is None or not self._accept(self._next):
                 return
             self._order.append(self._next.id)
             self._next = None
+
+    def _accept(self, item: StrictRequest | Reply) -> bool:
+        if isinstance(item, Reply):
+            self._ready[item.id] = item
+            return True
+        return self._clock() >= self._room_at and self._send(item)
 
     def _send(self, request: StrictRequest) -> bool:
         """Send a request, once more if need be; False: the queue is full."""
@@ -127,7 +136,7 @@ class Feed:
             return False
         except IdInUseError as error:
             self._outstanding.pop(request.id, None)
-            self._answer(request, _refusal(request.id, str(error)))
+            self._answer(request, refusal(request.id, str(error)))
         else:
             self._outstanding[request.id] = _Sent(request, reply_id)
         return True
@@ -160,7 +169,18 @@ class Feed:
         self.answered_tokens += reply.usage.output_tokens
 
 
-def _refusal(request_id: str, why: str) -> Reply:
+def as_request(item: Prompt | Mapping[str, Any], params: Mapping[str, Any]) -> StrictRequest | Reply:
+    """The request that a prompt, or fields, and the fields common to all make; or its refusal."""
+    fields = {**params, **(item if isinstance(item, Mapping) else {"prompt": item})}
+    fields.setdefault("id", uuid.uuid4().hex)
+    try:
+        return check_request(fields)
+    except UsageError as error:
+        return refusal(str(fields["id"]), str(error))
+
+
+def refusal(request_id: str, why: str) -> Reply:
+    """The answer to what never came to the queue."""
     return Reply(
         id=request_id,
         finish_reason="error",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from tokenmill.shared.errors import BrokerUnreachableError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two tries; it doubles
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -23,11 +27,14 @@ class Outage:
         self._reached = False
         self._since: float | None = None
         self._pause_s = FIRST_PAUSE_S
+        self.error: BrokerUnreachableError | None = None
+        """What the broker's absence looks like, while it lasts."""
 
     def pause_s(self, error: BrokerUnreachableError) -> float:
         """Seconds to wait after this error before the next try; raises the error if no call ever worked."""
         if not self._reached:
             raise error
+        self.error = error
         if self._since is None:
             self._since = self._clock()
             self._pause_s = FIRST_PAUSE_S
@@ -40,4 +47,15 @@ class Outage:
         self._reached = True
         if self._since is not None:
             _logger.warning("the broker is back after %.1f s", self._clock() - self._since)
-            self._since = None
+            self._since = self.error = None
+
+    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What the call returns, tried again for as long as the broker is away."""
+        while True:
+            try:
+                answer = await call()
+            except BrokerUnreachableError as error:
+                await asyncio.sleep(self.pause_s(error))
+            else:
+                self.over()
+                return answer

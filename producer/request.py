@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from tokenmill.shared.broker import Broker
+from tokenmill.shared import calls
+from tokenmill.shared.async_broker import AsyncBroker
+from tokenmill.shared.broker import Broker, Enqueued
+from tokenmill.shared.calls import EnqueueOptions
 from tokenmill.shared.errors import BrokerFullError, TokenmillError, UsageError
 from tokenmill.shared.protocol import StrictRequest
 from tokenmill.shared.settings import DEFAULTS
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
 
 _BYTES_PER_TOKEN = 4  # of text, roughly: producers have no tokenizer
 _BROKER_FULL_RETRY_S = 1.0  # a broker at maxmemory does not say when it will have room
@@ -40,8 +48,26 @@ def check_request(fields: Mapping[str, Any]) -> StrictRequest:
     return request
 
 
+def make_request(
+    prompt: Prompt | None = None,
+    messages: Messages | None = None,
+    *,
+    id: str | None = None,  # noqa: A002 (the name it has on the wire)
+    **params: Any,
+) -> StrictRequest:
+    """The request that a call describes, with an id of its own where none is given; raises UsageError."""
+    fields = {"id": id or uuid.uuid4().hex, **params}
+    if prompt is not None:
+        fields["prompt"] = prompt
+    if messages is not None:
+        fields["messages"] = messages
+    return check_request(fields)
+
+
 def encode(request: StrictRequest) -> bytes:
-    """The request as it travels."""
+    """The request as it travels. Who is told of its ending is left out: from another client it is the same request."""
+    if request.reply_to is not None:
+        request = msgspec.structs.replace(request, reply_to=None)
     return msgspec.json.encode(request)
 
 
@@ -50,18 +76,43 @@ def send(broker: Broker, request: StrictRequest) -> str:
 
     That is its own id, but under a known idempotency key the first request's. Raises IdInUseError and QueueFullError.
     """
+    with _refusals():
+        answer = broker.enqueue(request.id, encode(request), **_options(request))
+    if _was_answered(request, answer) and broker.read_replies([answer.id]) == [None]:
+        raise _gone(answer.id)
+    return answer.id
+
+
+async def send_async(broker: AsyncBroker, request: StrictRequest) -> str:
+    """The same on an event loop."""
+    with _refusals():
+        answer = await broker.call(calls.enqueue(broker.keys, request.id, encode(request), _options(request)))
+    if _was_answered(request, answer) and await broker.call(calls.reply(broker.keys, answer.id)) is None:
+        raise _gone(answer.id)
+    return answer.id
+
+
+def _options(request: StrictRequest) -> EnqueueOptions:
+    return {
+        "stream": request.stream,
+        "priority": request.priority,
+        "timeout_ms": request.timeout_ms,
+        "cost": cost(request),
+        "reply_to": request.reply_to,
+        "idempotency_key": request.idempotency_key,
+    }
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
     try:
-        answer = broker.enqueue(
-            request.id,
-            encode(request),
-            stream=request.stream,
-            priority=request.priority,
-            timeout_ms=request.timeout_ms,
-            cost=cost(request),
-            idempotency_key=request.idempotency_key,
-        )
+        yield
     except BrokerFullError as error:
         raise QueueFullError(f"{error}; try again in {_BROKER_FULL_RETRY_S:g} s", _BROKER_FULL_RETRY_S) from error
+
+
+def _was_answered(request: StrictRequest, answer: Enqueued) -> bool:
+    """Whether an earlier request, which has ended, is this one; raises what hinders it to be one."""
     if answer.status == "full":
         retry_after = answer.retry_after_ms / 1000
         raise QueueFullError(
@@ -73,13 +124,11 @@ def send(broker: Broker, request: StrictRequest) -> str:
         raise IdInUseError(f"idempotency_key: another request was sent under `{request.idempotency_key}`")
     if answer.status == "conflict":
         raise IdInUseError(f"id: another request has the id `{request.id}` already; choose another one")
-    if (
-        answer.status == "duplicate"
-        and answer.state not in ("waiting", "running")
-        and broker.read_replies([answer.id]) == [None]
-    ):
-        raise IdInUseError(f"id: request `{answer.id}` was answered before and its reply is gone; choose another id")
-    return answer.id
+    return answer.status == "duplicate" and answer.state not in ("waiting", "running")
+
+
+def _gone(request_id: str) -> IdInUseError:
+    return IdInUseError(f"id: request `{request_id}` was answered before and its reply is gone; choose another id")
 
 
 def cost(request: StrictRequest) -> int:

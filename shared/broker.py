@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-import msgspec
-
+from tokenmill.shared import calls
+from tokenmill.shared.calls import EnqueueOptions, token_entry, token_ids
 from tokenmill.shared.connection import LONGEST_BLOCK_S, Connection, connect
 from tokenmill.shared.errors import UsageError
 from tokenmill.shared.info import read_info
-from tokenmill.shared.keys import check_name
-from tokenmill.shared.protocol import Priority
 from tokenmill.shared.records import (
     Checkpoint,
     Claim,
@@ -49,40 +46,20 @@ _EMPTY_LIMIT = 500  # requests that one call ends: it keeps the script short
 class Broker(Connection):
     """One queue on one broker. Any call may be repeated after an error."""
 
-    def enqueue(
-        self,
-        request_id: str,
-        payload: bytes,
-        *,
-        stream: bool = False,
-        priority: Priority = "normal",
-        timeout_ms: int | None = None,
-        cost: int = 0,
-        idempotency_key: str | None = None,
-        idempotency_ttl_ms: int = DEFAULTS.idempotency_ttl_ms,
-    ) -> Enqueued:
+    def enqueue(self, request_id: str, payload: bytes, **options: Unpack[EnqueueOptions]) -> Enqueued:
         """Push a request, once however often it is called: the same body under the same id is a ``duplicate``.
 
         With an idempotency key the id in the body does not matter: the same body under the same key is the first
         request, whatever its id. ``cost`` counts against the queue's limit of tokens until a worker begins the request.
         """
-        check_name("request id", request_id)
         if len(payload) > self._max_payload_bytes:
             raise UsageError(f"request {request_id}: {len(payload)} bytes, more than {self._max_payload_bytes}")
-        args: list[str | bytes | int] = [request_id, payload, int(stream), priority, timeout_ms or 0, cost]
-        if idempotency_key is None:
-            args += ["", "", 0]
-        else:
-            key = check_name("idempotency key", idempotency_key)
-            args += [key, _sha1_without_id(payload), idempotency_ttl_ms]
-        status, state, depth, about, queued_tokens, retry_after_ms = self._run("enqueue", [], args)
-        return Enqueued(status.decode(), state.decode(), depth, about.decode(), queued_tokens, retry_after_ms)
+        return self._send(calls.enqueue(self.keys, request_id, payload, options))
 
     def cancel(self, request_id: str, *, reply_ttl_ms: int = DEFAULTS.reply_ttl_ms) -> str:
         """End a request with what it has so far: ``cancelled`` (it waited), ``signalled`` (its worker will end it),
         ``remembered`` (nobody knows it yet: a push under way ends when it comes), or the state of a finished one."""
-        check_name("request id", request_id)
-        return str(self._run("cancel", [], [request_id, reply_ttl_ms]).decode())
+        return self._send(calls.cancel(self.keys, request_id, reply_ttl_ms=reply_ttl_ms))
 
     def exchange(
         self,
@@ -182,9 +159,7 @@ class Broker(Connection):
 
     def state(self, request_id: str) -> str | None:
         """Waiting, running or the finish reason; None: forgotten, or a bare push that nobody has opened."""
-        with self._errors():
-            state: Any = self._redis.hget(self.keys.request(request_id), "state")
-        return state.decode() if state else None
+        return self._send(calls.state(self.keys, request_id))
 
     def read_replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """The terminal replies that are there now, in one round trip and without taking them."""
@@ -200,7 +175,7 @@ class Broker(Connection):
         block = min(block_ms, int(LONGEST_BLOCK_S * 1000)) or None  # to Redis 0 is for ever
         with self._errors():
             streams: Any = self._redis.xread({key: after}, block=block)
-        return [_token_entry(entry_id, fields) for _, entries in streams for entry_id, fields in entries]
+        return [token_entry(entry_id, fields) for _, entries in streams for entry_id, fields in entries]
 
     def dead_letters(self, *, count: int = 100, after: str | None = None) -> list[DeadLetter]:
         """Dead letters from the oldest on, or from the one after the entry ``after``."""
@@ -240,29 +215,12 @@ def _flat(pairs: Sequence[tuple[str, str | int]]) -> list[str | int]:
     return [part for pair in pairs for part in pair]
 
 
-def _token_ids(joined: bytes) -> list[int]:
-    return [int(token) for token in joined.split(b",")] if joined else []
-
-
 def _claim(
     request_id: bytes, fence: int, payload: bytes, deliveries: int, queue_ms: int, age_ms: int, ids: bytes, text: bytes
 ) -> Claim:
-    return Claim(request_id.decode(), fence, payload, deliveries, queue_ms, age_ms, _token_ids(ids), text.decode())
-
-
-def _token_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> TokenEntry:
-    if b"end" in fields:
-        return TokenEntry(entry_id.decode(), 0, [], "", fields[b"end"].decode())
-    ids, text = _token_ids(fields[b"ids"]), fields[b"text"].decode()
-    return TokenEntry(entry_id.decode(), int(fields[b"start"]), ids, text, None)
+    return Claim(request_id.decode(), fence, payload, deliveries, queue_ms, age_ms, token_ids(ids), text.decode())
 
 
 def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
     request_id, size = fields[b"id"].decode(), int(fields[b"size"])
     return DeadLetter(entry_id.decode(), fields[b"why"].decode(), request_id, fields[b"payload"], size)
-
-
-def _sha1_without_id(payload: bytes) -> str:
-    body = msgspec.json.decode(payload)
-    body.pop("id", None)
-    return hashlib.sha1(msgspec.json.encode(body, order="deterministic"), usedforsecurity=False).hexdigest()

@@ -53,6 +53,10 @@ class Keys:
         """Stream: output tokens so far, live stream and checkpoint in one."""
         return f"{self._prefix}tokens:{request_id}"
 
+    def replies(self, name: str) -> str:
+        """Stream: ids of requests that have ended and asked for it by ``reply_to``."""
+        return f"{self._prefix}replies:{check_name('reply_to', name)}"
+
     def idem(self, key: str) -> str:
         """String: which request an idempotency key stands for."""
         return f"{self._prefix}idem:{key}"

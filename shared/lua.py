@@ -28,7 +28,7 @@ _SHARED = {
     "requeue": _PRELUDE,
 }
 _SCRIPT = b"local function script()\n%send\nlocal answer = script()\nwrite_counts()\nreturn answer\n"
-_LOADS = 3  # the broker may restart, and forget, between a load and the call
+LOADS = 3  # the broker may restart, and forget, between a load and the call
 
 
 @cache
@@ -47,10 +47,19 @@ def _sha1(name: str) -> str:
 def run(client: redis.Redis, name: str, keys: Iterable[str], args: Iterable[str | bytes | int]) -> Any:
     """Run a script in one round trip, or three after the broker has lost it: every script may be sent again."""
     keys = tuple(keys)
-    call: Any = (_sha1(name), len(keys), *keys, *args)
-    for _ in range(_LOADS):
+    return send(client, name, (len(keys), *keys, *args))
+
+
+def send(client: redis.Redis, name: str, call: tuple[Any, ...]) -> Any:
+    """The same, with the number of keys, the keys and the arguments in one tuple."""
+    for _ in range(LOADS):
         try:
-            return client.evalsha(*call)
+            return client.evalsha(_sha1(name), *call)
         except redis.exceptions.NoScriptError:
             client.script_load(source(name))
-    return client.evalsha(*call)
+    return client.evalsha(_sha1(name), *call)
+
+
+def command(name: str, call: tuple[str | bytes | int, ...]) -> tuple[str | bytes | int, ...]:
+    """The command that runs a script which the broker has."""
+    return ("EVALSHA", _sha1(name), *call)

@@ -56,6 +56,7 @@ class Request(SamplingParams, kw_only=True, omit_defaults=True):
     stream: bool = False  # publish output tokens on the request's token stream as they are made
     priority: Priority = "normal"
     timeout_ms: Annotated[int, Meta(ge=1, lt=2**53)] | None = None  # from enqueue to its reply; a bare push: from claim
+    reply_to: Id | None = None  # a name of the producer's: the id appears on the stream `replies:<name>` when it ends
     idempotency_key: Id | None = None  # heeded by enqueue; a bare push is known by its id alone
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +13,7 @@ from benchmarks.environments import ENVIRONMENTS, PeerError
 from benchmarks.result import Result, Table
 from benchmarks.samples import ratio, significant, spread
 from benchmarks.settings import TOY, Bench
-from benchmarks.workload import MAX_OUTPUT, MEAN_OUTPUT, PROMPT_WORDS, total_output, workload
+from benchmarks.workload import MAX_OUTPUT, MEAN_OUTPUT, PROMPT_WORDS, Work, total_output, workload
 from tokenmill.worker.models.registry import smollm2_path
 
 SAME_FILE, OTHER_KINDS = "Q4_1", ("Q4_0", "Q8_0")
@@ -79,14 +79,27 @@ def _servers(bench: Bench, folder: Path, result: Result) -> tuple[list[Contender
             if kind != SAME_FILE:
                 model = llama_cpp.quantised(model, kind, folder, bench.peers)
             tried = {n: llama_server(bench, model, kind, bench.size(128, 4), n) for n in counts}
-            rates = {n: contender.rate(workload(_trial_size(bench))) for n, contender in tried.items()}
+            rates = _tried(tried, workload(_trial_size(bench)), result)
             trials.update({f"llama-server, {kind}, {n} slots": rate for n, rate in rates.items()})
-            counts = tuple(sorted(counts, key=lambda n: -rates[n])[:2])  # the next kinds are tried with the best two
+            counts = tuple(sorted(rates, key=lambda n: -rates[n])[:2])  # the next kinds are tried with the best two
             best[kind] = max((rate, tried[n]) for n, rate in rates.items())
     except PeerError as error:
         result.notes.append(str(error))
     kinds = {SAME_FILE, max(best, key=lambda kind: best[kind][0])} if best else set()
     return [contender for kind, (_, contender) in best.items() if kind in kinds], trials
+
+
+def _tried(contenders: dict[int, Contender], work: Sequence[Work], result: Result) -> dict[int, float]:
+    """Rates by slot count of those that can serve the work at all."""
+    rates: dict[int, float] = {}
+    for slots, contender in contenders.items():
+        try:
+            rates[slots] = contender.rate(work)
+        except PeerError as error:
+            result.notes.append(str(error))
+    if not rates:
+        raise PeerError("none of its slot counts could be measured")
+    return rates
 
 
 def _trial_size(bench: Bench) -> int:

@@ -14,7 +14,7 @@ local function rubbish(why, id, payload) dead_letter(why, id, string.sub(payload
 -- All that ending a request takes to know.
 local function read_whole(id)
   return read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'deliveries', 'tokens', 'claimed_tokens', 'due', 'cost',
-    'kept_until', 'cancelled', 'crashes', 'crashes_alone', 'alone', 'payload', 'enqueued', 'claimed')
+    'kept_until', 'cancelled', 'crashes', 'crashes_alone', 'alone', 'payload', 'enqueued', 'claimed', 'reply_to')
 end
 
 -- End a request that cannot be served: a dead letter for the operator, an error reply for whoever waits.

@@ -1,4 +1,5 @@
 -- How requests begin and end; stands on `_prelude.lua`.
+local REPLIES_KEPT, REPLIES_KEPT_MS = 10000, 60000 -- of one name: whoever misses some finds them by their ids
 local HASH_OUTLIVES_REPLY = 60000 -- so that a late reader learns "expired" instead of "never heard of it"
 
 -- What a request has from its beginning on; `timeout` in milliseconds or nil.
@@ -20,8 +21,15 @@ local function flat(fields)
   return list
 end
 
+-- Tell whoever waits for many requests over one connection.
+local function announce(id, name)
+  local replies = PREFIX .. 'replies:' .. name
+  redis.call('XADD', replies, 'MAXLEN', '~', REPLIES_KEPT, '*', 'id', id)
+  redis.call('PEXPIRE', replies, REPLIES_KEPT_MS)
+end
+
 -- The only way to become finished: one reply, tokens ended or removed, the request cut down to what a repeat needs.
--- `request` holds its fence, sha1, stream, due and kept_until. Deleting first shrinks the hash for good, and clears
+-- `request` holds its fence, sha1, stream, due, kept_until and reply_to. Deleting first shrinks the hash for good, and clears
 -- whatever is in the way.
 local function finish(id, request, reason, body, ttl)
   ttl = math.max(ttl, tonumber(request.kept_until or 0) - now)
@@ -36,6 +44,7 @@ local function finish(id, request, reason, body, ttl)
     redis.call('XADD', tokens_key(id), '*', 'end', reason)
     redis.call('PEXPIRE', tokens_key(id), integer(ttl))
   end
+  if request.reply_to then announce(id, request.reply_to) end
   count('finished_' .. reason)
 end
 

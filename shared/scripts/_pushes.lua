@@ -31,7 +31,9 @@ local function meet_husk(id, until_ms)
   redis.call('PEXPIREAT', request_key(id), until_ms)
 end
 
-local PUSHED = { 'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk' }
+local PUSHED = {
+  'state', 'sha1', 'stream', 'deliveries', 'due', 'cost', 'kept_until', 'cancelled', 'enqueued', 'husk', 'reply_to',
+}
 
 -- The request of a push that has just left its list: id, fields, and whether they are in its hash already; nothing if the
 -- push begins nothing. Of several pushes under one id the first counts, and an accepted enqueue before a bare push with
@@ -59,7 +61,8 @@ local function take_push(payload, max_payload, ttl)
   end
   count('enqueued')
   if problem then return refuse(id, {}, payload, problem, 'invalid_request', ttl) end
-  local request = { sha1 = sha1, stream = said.stream == true and '1' or nil, cancelled = known.cancelled }
+  local reply_to = is_id(said.reply_to) and said.reply_to or nil
+  local request = { sha1 = sha1, stream = said.stream == true and '1' or nil, reply_to = reply_to, cancelled = known.cancelled }
   begin(id, request, timeout_of(said))
   return id, request, false
 end

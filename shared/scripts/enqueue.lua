@@ -1,11 +1,11 @@
--- enqueue(id, payload, stream, priority, timeout, cost, key, key_sha1, key_ttl)
+-- enqueue(id, payload, stream, priority, timeout, cost, reply_to, key, key_sha1, key_ttl)
 --   -> {status, state, depth, id, queued_tokens, retry_after}
 --
 -- status: 'ok' (accepted), 'duplicate' (the same body was accepted before under this id or idempotency key), 'conflict'
 -- (another body was), 'full' (try again after so many ms). `id` is the request that the answer is about: under a known key
 -- the first one's. The payload waits in the list alone; the request holds its hash.
 local id, payload, stream, priority, timeout = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local cost, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local cost, reply_to, key, key_sha1, key_ttl = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
 local list = assert(LISTS[priority], 'no such priority')
 local RETRY_AFTER = 1000
 local CANCEL_OVERTAKES = 60000 -- a cancel that is older has not overtaken this call: it was meant for an earlier life of the id
@@ -43,7 +43,7 @@ if is_full() then
   return answer('full', '')
 end
 
-local request = { sha1 = sha1, stream = stream == '1' and stream or nil }
+local request = { sha1 = sha1, stream = stream == '1' and stream or nil, reply_to = reply_to ~= '' and reply_to or nil }
 if key ~= '' then
   redis.call('SET', idempotency_key(key), key_sha1 .. ' ' .. id, 'PX', key_ttl)
   request.kept_until = integer(now + key_ttl)

@@ -32,7 +32,7 @@ end
 local ended = {} -- worker -> ids that it owns no longer
 
 local function finish_one(id, fence, reason, body, start, total, ids, text)
-  local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens', 'due', 'kept_until')
+  local request = read(id, 'state', 'fence', 'worker', 'sha1', 'stream', 'tokens', 'due', 'kept_until', 'reply_to')
   if request.fence ~= fence then
     count('fenced')
     return 0

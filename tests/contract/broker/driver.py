@@ -24,7 +24,7 @@ def unexpected_keys(client: Any, broker: Broker) -> list[str]:
         if kind in ("request", "tokens"):
             state = client.hget(keys.request(name), "state")
             expected = expires != (state in (b"waiting", b"running"))  # a tombstone has no state
-        elif kind in ("reply", "worker", "idem", "solo"):
+        elif kind in ("reply", "replies", "worker", "idem", "solo"):
             expected = expires
         else:
             expected = key in for_ever or kind == "own"

@@ -121,7 +121,8 @@ def test_a_stream_gives_up_in_time(client: Client, broker: FakeBroker) -> None:
 
 def test_submit_tells_the_broker_what_it_goes_by(client: Client, broker: FakeBroker) -> None:
     client.submit("x" * 40, id="a", max_tokens=5, priority="low", timeout_ms=900)
-    assert broker.options["a"] == {"stream": False, "priority": "low", "timeout_ms": 900, "cost": 15}
+    said = broker.options["a"]
+    assert said == {"stream": False, "priority": "low", "timeout_ms": 900, "cost": 15, "reply_to": None}
     client.submit([1, 2, 3], id="b", max_tokens=5)
     client.submit(messages=[{"role": "user", "content": "x" * 8}], id="c", max_tokens=5, stream=True)
     assert (broker.options["b"]["cost"], broker.options["c"]["cost"]) == (8, 7)
@@ -235,3 +236,43 @@ def test_closing_a_stream_waits_for_no_broker(client: Client, broker: FakeBroker
     with client.stream("Hi", cancel_on_close=True):
         broker.away_until = 100.0
     assert broker.now == 0
+
+
+def test_map_answers_in_order_and_refuses_in_place(client: Client, broker: FakeBroker) -> None:
+    for name in ("a", "b", "d"):
+        broker.answer(make_reply(name, f"text of {name}"))
+    broker.states.clear()
+    items: list[dict[str, object]] = [
+        {"prompt": "Hi", "id": "a"},
+        {"prompt": "", "id": "c"},
+        {"prompt": "Ho", "id": "b"},
+    ]
+    replies = list(client.map([*items, {"prompt": [1, 2], "id": "d"}], max_tokens=5))
+    assert [reply.id for reply in replies] == ["a", "c", "b", "d"]
+    assert [reply.text for reply in replies] == ["text of a", "", "text of b", "text of d"]
+    assert replies[1].error is not None
+    assert replies[1].error.message == "the prompt is empty"
+    assert {request.max_tokens for request in broker.requests()} == {5}
+
+
+def test_map_gives_plain_prompts_an_id_and_keeps_to_its_window(client: Client, broker: FakeBroker) -> None:
+    waits: list[int] = []
+
+    def answer(request_id: str, timeout_s: float) -> bytes | None:
+        waits.append(len(broker.requests()) - len(broker.replies))
+        broker.answer(make_reply(request_id))
+        return broker.replies[request_id]
+
+    broker.wait_reply = answer  # type: ignore[method-assign]
+    replies = list(client.map(["one", [1, 2], "three", "four", "five"], window=2))
+    assert [reply.id for reply in replies] == [request.id for request in broker.requests()]
+    assert waits == [2, 2, 2, 2, 1]
+
+
+def test_map_left_early_cancels_what_is_outstanding(client: Client, broker: FakeBroker) -> None:
+    replies = client.map(({"prompt": "Hi", "id": f"r{n}"} for n in range(100)), window=3)
+    broker.answer(make_reply("r0"))
+    broker.states.clear()
+    assert next(replies).id == "r0"
+    replies.close()
+    assert broker.cancelled == ["r1", "r2"]

@@ -20,8 +20,8 @@ NAMES = st.from_regex(r"[A-Za-z0-9_.:-]{1,128}", fullmatch=True)
 
 def all_keys(queue: str, name: str) -> list[str]:
     keys = Keys(queue)
-    of_name: list[Callable[[str], str]] = [keys.request, keys.reply, keys.tokens, keys.idem, keys.own, keys.worker]
-    return [*keys.shared, *(make(name) for make in of_name)]
+    of_name: list[Callable[[str], str]] = [keys.request, keys.reply, keys.tokens, keys.replies, keys.idem, keys.own]
+    return [*keys.shared, *(make(name) for make in (*of_name, keys.worker))]
 
 
 @given(queue=NAMES, name=NAMES)
@@ -48,6 +48,7 @@ def test_keys_are_spelt_as_the_documentation_spells_them() -> None:
         "tm:{default}:request:x",
         "tm:{default}:reply:x",
         "tm:{default}:tokens:x",
+        "tm:{default}:replies:x",
         "tm:{default}:idem:x",
         "tm:{default}:own:x",
         "tm:{default}:worker:x",
