@@ -40,7 +40,7 @@ def ask(model: Model, batch: Batch) -> Answers:
         if len(batch) == 1:
             return _failure(model, error)
         half = len(batch) // 2
-        first, second = ask(model, batch.rows(0, half)), ask(model, batch.rows(half, len(batch)))
+        first, second = (ask(model, batch.rows(rows)) for rows in np.split(np.arange(len(batch)), [half]))
         return Answers(
             np.concatenate([first.rows, second.rows + half]),
             np.concatenate([first.values, second.values]),

@@ -33,12 +33,16 @@ class Batch:
     def __len__(self) -> int:
         return len(self.contexts)
 
-    def rows(self, first: int, last: int) -> Batch:
-        """The batch of rows ``first`` up to, not including, ``last``."""
-        before, end = int(self.lengths[:first].sum()), int(self.lengths[:last].sum())
-        part = slice(first, last)
+    def rows(self, numbers: NDArray[np.intp]) -> Batch:
+        """The batch of these rows, in this order."""
+        begins = np.cumsum(self.lengths) - self.lengths
+        tokens = [self.tokens[begins[row] : begins[row] + self.lengths[row]] for row in numbers]
         return Batch(
-            self.contexts[part], self.starts[part], self.lengths[part], self.tokens[before:end], self.complete[part]
+            self.contexts[numbers],
+            self.starts[numbers],
+            self.lengths[numbers],
+            np.concatenate(tokens),
+            self.complete[numbers],
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch
 from tokenmill.worker.models.gguf_file import Float32
@@ -16,6 +16,7 @@ from tokenmill.worker.models.strips import StripContexts
 from tokenmill.worker.models.threads import Threads
 
 _WIDE = 16  # tokens from which a thread is faster with rows of its own than with a share of every product
+_UNEVEN = 1.4  # how much more than its share the busiest thread may have: dividing every product costs about as much
 
 
 class NumpyLlamaModel(LlamaModel[StripContexts]):
@@ -49,24 +50,27 @@ class NumpyLlamaModel(LlamaModel[StripContexts]):
         self._check_tokens(batch)
         self._contexts.begin(batch)
         logits = np.empty((np.count_nonzero(batch.complete), self._vocab_size), np.float32)
-        parts = _parts(batch, self._threads.n)
-        if len(parts) == 1:
+        shares = even_shares(batch, self._threads.n)
+        if len(shares) == 1:
             self._whole.run(batch, logits)
         else:
-            answers = np.split(logits, np.cumsum([np.count_nonzero(part.complete) for part in parts])[:-1])
-            work = zip(self._passes, parts, answers, strict=True)
-            self._threads.run([partial(one.run, part, answer) for one, part, answer in work])
+            answers = np.cumsum(batch.complete) - 1  # of each complete row, its place among the logits
+            work = zip(self._passes, shares, strict=True)
+            self._threads.run(
+                [partial(one.run, batch.rows(rows), logits, answers[rows[batch.complete[rows]]]) for one, rows in work]
+            )
         self._contexts.end(batch)
         return logits
 
 
-def _parts(batch: Batch, n: int) -> list[Batch]:
-    """The batch in ``n`` parts of about equally many tokens, or whole where its rows do not divide so."""
-    ends = np.cumsum(batch.lengths)
-    share = ends[-1] / n
-    cuts = [int(np.abs(ends - share * i).argmin()) + 1 for i in range(1, n)]
-    borders = [0, *cuts, len(batch)]
-    loads = np.diff(np.concatenate([[0], ends])[borders])
-    if n == 1 or loads.min() < _WIDE or loads.max() > 1.4 * share:
-        return [batch]
-    return [batch.rows(first, last) for first, last in pairwise(borders)]
+def even_shares(batch: Batch, n: int) -> list[NDArray[np.intp]]:
+    """The rows of the batch in ``n`` shares of about equally many tokens; one share where they do not divide so."""
+    shares: list[list[int]] = [[] for _ in range(n)]
+    loads = [0] * n
+    for row in np.argsort(-batch.lengths, kind="stable").tolist():  # the longest first, each to who has least
+        least = loads.index(min(loads))
+        shares[least].append(row)
+        loads[least] += int(batch.lengths[row])
+    if min(loads) < _WIDE or max(loads) > _UNEVEN * sum(loads) / n:
+        shares = [list(range(len(batch)))]
+    return [np.array(share, np.intp) for share in shares]

@@ -33,8 +33,8 @@ class Pass:
         self._turns = turns
         self._scratch = _Scratch()
 
-    def run(self, batch: Batch, logits: Float32) -> None:
-        """Compute the batch; write the logits of its complete rows."""
+    def run(self, batch: Batch, logits: Float32, answers: NDArray[np.intp] | slice = slice(None)) -> None:
+        """Compute the batch; write the logits of its complete rows to the rows ``answers`` of ``logits``."""
         positions = token_positions(batch)
         rows = AttentionRows(batch, positions, self._contexts.keys, self._contexts.values)
         hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
@@ -44,7 +44,7 @@ class Pass:
             self._ffn(layer, hidden)
         last = (np.cumsum(batch.lengths) - 1)[batch.complete]
         if len(last):
-            self._head(hidden[:, last], logits)
+            self._head(hidden[:, last], logits, answers)
 
     def _attention(
         self, i: int, layer: Layer, hidden: Float32, rows: AttentionRows, turns: NDArray[np.complex64]
@@ -89,12 +89,12 @@ class Pass:
         np.divide(hidden, np.sqrt(scale, out=scale), out=normed)
         return normed
 
-    def _head(self, hidden: Float32, logits: Float32) -> None:
+    def _head(self, hidden: Float32, logits: Float32, answers: NDArray[np.intp] | slice) -> None:
         normed = self._norm(hidden)
         normed *= self._weights.output_norm
         by_token = self._scratch.matrix("logits", self._config.vocab_size, hidden.shape[1])
         self._weights.head.times(normed, by_token, self._threads)
-        logits[...] = by_token.T
+        logits[answers] = by_token.T
 
 
 def rope_turns(weights: LlamaWeights, max_context: int) -> NDArray[np.complex64]:

@@ -85,6 +85,6 @@ def test_models_are_told_from_functions_and_from_anything_else() -> None:
 
 def test_rows_of_a_batch_bring_their_own_tokens() -> None:
     batch = Batch(ints(4, 2, 7), ints(0, 5, 1), ints(2, 1, 3), ints(1, 2, 3, 4, 5, 6), np.array([True, False, True]))
-    part = batch.rows(1, 3)
-    assert (part.contexts.tolist(), part.starts.tolist(), part.lengths.tolist()) == ([2, 7], [5, 1], [1, 3])
-    assert (part.tokens.tolist(), part.complete.tolist()) == ([3, 4, 5, 6], [False, True])
+    part = batch.rows(np.array([2, 0]))
+    assert (part.contexts.tolist(), part.starts.tolist(), part.lengths.tolist()) == ([7, 4], [1, 0], [3, 2])
+    assert (part.tokens.tolist(), part.complete.tolist()) == ([4, 5, 6, 1, 2], [True, True])

@@ -11,8 +11,9 @@ import pytest
 from gguf import GGUFReader
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.worker.engine.model import CachingModel, Model
+from tokenmill.worker.engine.model import Batch, CachingModel, Model
 from tokenmill.worker.models import load_model
+from tokenmill.worker.models.llama_numpy import even_shares
 from tokenmill.worker.models.llama_pass import Pass
 
 from .backends import forward
@@ -150,3 +151,25 @@ def test_a_missing_empty_foreign_or_cut_file_is_refused(write_gguf: Callable[...
         (tmp_path / "broken.gguf").write_bytes(content)
         with pytest.raises(ModelLoadError, match=r"broken\.gguf is not a readable GGUF file"):
             load_numpy(f"gguf:{tmp_path / 'broken.gguf'}", slots=1)
+
+
+def batch_of(*lengths: int) -> Batch:
+    """A batch of rows of these lengths."""
+    n, tokens = len(lengths), np.zeros(sum(lengths), np.int32)
+    return Batch(
+        np.arange(n, dtype=np.int32), np.zeros(n, np.int32), np.array(lengths, np.int32), tokens, np.ones(n, np.bool_)
+    )
+
+
+@pytest.mark.parametrize("chunks", [[44, 44], [44], [30, 60, 20], []])
+def test_threads_get_even_shares_of_a_step_that_mixes_chunks_and_decoding_rows(chunks: list[int]) -> None:
+    batch = batch_of(*[1] * 40, *chunks)
+    shares = even_shares(batch, 2)
+    assert sorted(row for share in shares for row in share.tolist()) == list(range(len(batch)))
+    first, second = (int(batch.lengths[share].sum()) for share in shares)
+    assert abs(first - second) <= 4  # the 44 tokens of one row cannot be divided
+
+
+def test_a_step_that_does_not_divide_evenly_stays_whole() -> None:
+    assert [len(share) for share in even_shares(batch_of(1, 1, 100), 2)] == [3]
+    assert [len(share) for share in even_shares(batch_of(*[1] * 20), 2)] == [20]
