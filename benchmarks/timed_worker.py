@@ -1,7 +1,7 @@
 """``tokenmill worker`` that writes down every call of its model: ``… timed_worker TRACE WORKER-OPTIONS``.
 
-TRACE becomes a NumPy file of one line per call: its begin and end on the clock that all processes share, rows, and
-tokens.
+TRACE becomes a NumPy file of one line per call: its begin and end on the clock that all processes share, rows, tokens,
+and begin and end of the step that it is part of, with the admission of new requests in front.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ def main() -> None:
 
     from tokenmill.shared.cli import main as tokenmill
     from tokenmill.worker import models
+    from tokenmill.worker.runner import Runner
 
-    calls: list[tuple[float, float, int, int]] = []
-    load = models.load_model
+    calls: list[tuple[float, ...]] = []
+    steps: list[tuple[float, float]] = []
+    load, admit, step = models.load_model, Runner.admit, Runner.step
+    admitting: list[float] = []  # when it began, since the last step
 
     def load_timed(*args: Any, **kwargs: Any) -> models.LoadedModel:
         loaded = load(*args, **kwargs)
@@ -37,13 +40,26 @@ def main() -> None:
         loaded.model.forward = timed  # type: ignore[method-assign]
         return loaded
 
+    def admit_timed(runner: Runner, claim: Any) -> Any:
+        admitting.append(time.perf_counter())
+        return admit(runner, claim)
+
+    def step_timed(runner: Runner) -> Any:
+        begin, n = admitting[0] if admitting else time.perf_counter(), len(calls)
+        admitting.clear()
+        output = step(runner)
+        steps.extend([(begin, time.perf_counter())] * (len(calls) - n))
+        return output
+
     models.load_model = load_timed
+    Runner.admit, Runner.step = admit_timed, step_timed  # type: ignore[method-assign]
     sys.argv = ["tokenmill", "worker", *options]
     try:
         tokenmill()
     finally:
         with Path(trace).open("wb") as file:
-            np.save(file, np.array(calls, float).reshape(-1, 4))
+            lines = [(*call, *span) for call, span in zip(calls, steps, strict=False)]
+            np.save(file, np.array(lines, float).reshape(-1, 6))
 
 
 if __name__ == "__main__":
