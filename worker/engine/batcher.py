@@ -28,7 +28,7 @@ class ContinuousBatcher:
     """Runs up to ``capacity`` requests at once over one model, and refills a slot in the step after it is freed.
 
     ``max_step_tokens`` bounds the tokens of one model call, so that long prompts never stall the others: a number above
-    ``capacity``, or "auto" for as many as slow decoding rows down 2.5-fold. ``admission_key`` orders the waiting
+    ``capacity``, or "auto" for as many as slow decoding rows down twofold. ``admission_key`` orders the waiting
     requests (smallest first, ties by arrival); without it they are served in the order of arrival. ``rng`` draws the
     seeds of requests that bring none.
 

@@ -47,12 +47,13 @@ def make_batch(table: SlotTable, slots: Int64, lengths: Int64) -> Batch:
 def _step_tokens(limit: int | Literal["auto"], n_decode: int, n_prefill: int) -> int:
     """Tokens of a step in which so many rows decode and prefill.
 
-    Where a step of n tokens takes a + b·n, 2.5 tokens a row make it at most 2.5 times as long as one of decode rows
-    alone, whatever a and b are; the 8 more are for a, so that a prompt beside a single decode row gets on too.
+    Where a step of n tokens takes a + b·n, two tokens a row make it at most twice as long as one of decode rows alone,
+    whatever a and b are, and what late tokens of a long prompt take for their attention keeps it below 2.5 times; the
+    8 more are for a, so that a prompt beside a single decode row gets on too.
     """
     if limit != "auto":
         return limit
-    gentle = 8 + 5 * (n_decode + n_prefill) // 2
+    gentle = 8 + 2 * (n_decode + n_prefill)
     return gentle if n_decode else max(gentle, _UNDISTURBING)
 
 
