@@ -93,6 +93,14 @@ def test_the_worker_command_shown_has_the_options_it_shows() -> None:
     assert all(option in help_text for option in options)
 
 
+def test_the_python_example_answers_paris(environment: dict[str, str]) -> None:
+    code = block("python", "Client(").replace("redis://127.0.0.1:6379/0", environment["TOKENMILL_REDIS"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(" Paris")
+    assert done.stdout.endswith("length 4\nlength 4\n")
+
+
 def test_the_engine_example_runs() -> None:
     code = block("python", "ContinuousBatcher")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
