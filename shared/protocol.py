@@ -81,13 +81,19 @@ class Usage(Struct, kw_only=True):
     output_tokens: int
 
 
-class TokenLogprob(Struct, kw_only=True):
-    """Natural-log probability of one output token, and of the most likely alternatives as (token id, logprob)."""
+class TopLogprob(Struct, kw_only=True, omit_defaults=True):
+    """Natural-log probability of one token; its ``bytes`` stand beside the text where they are no whole characters."""
 
     token_id: int
     text: str
     logprob: float
-    top: list[tuple[int, float]]
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob, kw_only=True, omit_defaults=True):
+    """An output token, and the most likely ones in its place."""
+
+    top: list[TopLogprob]
 
 
 class ReplyError(Struct, kw_only=True):
@@ -131,3 +137,4 @@ class WorkerStatus(Struct, kw_only=True):
     row_steps: int  # active rows, summed over the steps
     reused_tokens: int = 0  # prompt tokens that were not computed, because an earlier request began with them
     preemptions: int = 0  # times that a running request had to give its memory to older ones
+    metrics: str | None = None  # HOST:PORT of its /metrics

@@ -28,13 +28,16 @@ class Settings:
     max_context: int = _setting(2048, "Tokens that one slot can hold, prompt and output together.")
     kv_memory_mib: int = _setting(2048, "MiB of memory for the keys and values of all contexts.")
     max_step_tokens: int | None = _setting(
-        None, "Tokens computed in one step at most; without it, as many as slow running requests down 2.5-fold."
+        None, "Tokens computed in one step at most; without it, as many as slow running requests down twofold."
     )
     max_wait_ms: int = _setting(0, "Milliseconds that new requests wait for a fuller batch; 0 starts them at once.")
     checkpoint_tokens: int = _setting(16, "Output tokens between two checkpoints of a request.")
     block_s: float = _setting(0.25, "Seconds that an idle worker waits on the queue before it looks around.")
     stall_timeout_s: float = _setting(60.0, "Seconds after which a step that does not end counts as hung.")
     drain_grace_s: float = _setting(20.0, "Seconds to finish running requests after SIGTERM.")
+    # who watches a process
+    metrics_host: str = _setting("127.0.0.1", "Address that /metrics, /livez and /readyz listen on.")
+    metrics_port: int | None = _setting(None, "Port of /metrics, /livez and /readyz; 0 takes a free one.")
     # the broker
     lease_ms: int = _setting(10_000, "Milliseconds that a worker owns a request without renewing it.")
     reply_ttl_ms: int = _setting(3_600_000, "Milliseconds that a reply is kept.")

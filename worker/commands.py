@@ -14,7 +14,7 @@ import click
 
 from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 from tokenmill.shared.options import extra_option, option
-from tokenmill.shared.settings import DEFAULTS
+from tokenmill.shared.settings import DEFAULTS, Settings
 from tokenmill.worker.signals import StopSignal
 
 SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the loop's thread computes
@@ -36,6 +36,8 @@ SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the lo
 @option("reply_ttl_ms")
 @option("stall_timeout_s")
 @option("drain_grace_s")
+@option("metrics_host")
+@option("metrics_port", type=click.IntRange(0, 65535))
 @extra_option("parent_pid", type=int, help="Drain and stop when this process, which started the worker, ends.")
 def worker(redis: str | None, queue: str, parent_pid: int | None, **given: Any) -> int:
     """Run one worker: claim requests from a queue and generate their replies.
@@ -50,32 +52,34 @@ def worker(redis: str | None, queue: str, parent_pid: int | None, **given: Any) 
     return run_worker(redis, dataclasses.replace(DEFAULTS, queue=queue, **given), stop)
 
 
-def run_worker(url: str, settings: Any, stop: StopSignal) -> int:
+def run_worker(url: str, settings: Settings, stop: StopSignal) -> int:
     """Connect, load the model and work until stopped; returns the exit code."""
     _bound_maths_threads(settings.model, settings.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     from tokenmill.shared.broker import Broker, connect
     from tokenmill.worker.loop import Worker
     from tokenmill.worker.models import load_model
+    from tokenmill.worker.monitor import Monitor
 
     broker = Broker(connect(url), settings.queue)
     broker.check()
-    loaded = load_model(
-        settings.model,
-        slots=settings.slots,
-        max_context=settings.max_context,
-        kv_memory_mib=settings.kv_memory_mib,
-        threads=settings.threads,
-        backend=settings.backend,
-    )
     name = _worker_name()
-    present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
-    if present != loaded.fingerprint:
-        raise UsageError(
-            f"queue {settings.queue!r} has the model {present}, this worker {loaded.fingerprint}: "
-            "use another queue, or empty this one and stop its workers first"
+    with Monitor(settings, name) as monitor:
+        loaded = load_model(
+            settings.model,
+            slots=settings.slots,
+            max_context=settings.max_context,
+            kv_memory_mib=settings.kv_memory_mib,
+            threads=settings.threads,
+            backend=settings.backend,
         )
-    return Worker(broker, loaded, settings, name=name, stop=stop).run()
+        present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
+        if present != loaded.fingerprint:
+            raise UsageError(
+                f"queue {settings.queue!r} has the model {present}, this worker {loaded.fingerprint}: "
+                "use another queue, or empty this one and stop its workers first"
+            )
+        return Worker(broker, loaded, settings, name=name, stop=stop, monitor=monitor).run()
 
 
 def _bound_maths_threads(model: str, threads: int) -> None:

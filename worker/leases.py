@@ -74,6 +74,7 @@ class Leases:
         self._exit_process = exit_process
         self._watchdog_output = watchdog_output
         self._interval_s = min(lease_ms / 4000, 1.0)
+        self._renewed_at = time.monotonic()
         self._lost: list[Lost] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -90,6 +91,11 @@ class Leases:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
 
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the broker answered a renewal."""
+        return time.monotonic() - self._renewed_at
+
     def take_lost(self) -> list[Lost]:
         """What the broker took away since the last call."""
         with self._lock:
@@ -100,6 +106,7 @@ class Leases:
         """Renew once, and reclaim what expired anywhere in the queue."""
         held = list(self._owned().items())
         lost = self._broker.renew(self._worker, held, lease_ms=self._lease_ms, status=self._status())
+        self._renewed_at = time.monotonic()
         with self._lock:
             self._lost += lost
         self._broker.reclaim(limit=RECLAIM_LIMIT, lease_ms=self._lease_ms, reply_ttl_ms=self._reply_ttl_ms)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-from dataclasses import asdict
-
-import msgspec
 
 from tokenmill.shared.broker import Broker, Checkpoint, Exchanged, Finish
 from tokenmill.shared.errors import BrokerUnreachableError
-from tokenmill.shared.protocol import WorkerStatus
 from tokenmill.shared.settings import Settings
 from tokenmill.worker.engine import ModelSickError
 from tokenmill.worker.exchange import Exchange
 from tokenmill.worker.leases import Leases, Pulse
 from tokenmill.worker.models import LoadedModel
+from tokenmill.worker.monitor import Monitor
 from tokenmill.worker.runner import Runner
 from tokenmill.worker.signals import StopSignal
 
@@ -32,7 +27,16 @@ HAND_OVER_S = 5.0  # how long the broker has to take the last replies and checkp
 class Worker:
     """A process's one loop: take what the broker answered, run a step, post what it produced."""
 
-    def __init__(self, broker: Broker, loaded: LoadedModel, settings: Settings, *, name: str, stop: StopSignal) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        loaded: LoadedModel,
+        settings: Settings,
+        *,
+        name: str,
+        stop: StopSignal,
+        monitor: Monitor,
+    ) -> None:
         self._broker = broker
         self._settings = settings
         self._name = name
@@ -59,12 +63,13 @@ class Worker:
             broker,
             name,
             owned=lambda: self._exchange.owned,
-            status=self._status,
+            status=lambda: monitor.status(self._runner, loaded.name),
             pulse=self._pulse,
             lease_ms=settings.lease_ms,
             reply_ttl_ms=settings.reply_ttl_ms,
             stall_timeout_s=settings.stall_timeout_s,
         )
+        monitor.watch(self._runner, self._pulse, self._leases, model=loaded.name)
 
     def run(self) -> int:
         """Work until told to stop; returns the exit code. Raises BrokerUnreachableError if the broker is away now."""
@@ -137,15 +142,3 @@ class Worker:
             log.warning("%s; what still ran goes to other workers when its lease ends", error)
         else:
             log.info("stopped%s; %d requests left to other workers", "" if taken else " in a hurry", released)
-
-    def _status(self) -> bytes:
-        status = WorkerStatus(
-            model=self._model,
-            slots=self._settings.slots,
-            busy=len(self._runner),
-            state="draining" if self._runner.draining else "running",
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            **asdict(self._runner.totals),
-        )
-        return msgspec.json.encode(status)

@@ -10,8 +10,9 @@ from typing import cast
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
 from tokenmill.shared.protocol import FinishReason, ReplyError
-from tokenmill.worker.engine import ContinuousBatcher, Finished, Step, StepLimit
+from tokenmill.worker.engine import CallableModel, ContinuousBatcher, Finished, Step, StepLimit
 from tokenmill.worker.intake import RejectedError, take_in
+from tokenmill.worker.meter import Meter
 from tokenmill.worker.models import LoadedModel
 from tokenmill.worker.running import RunningRequest, rejection
 
@@ -59,6 +60,7 @@ class Runner:
     ) -> None:
         self.slots = slots
         self.totals = Totals()
+        self.meter = Meter()
         self.draining = False  # new requests start at once
         self._model = loaded.model
         self._tokenizer = loaded.tokenizer
@@ -80,11 +82,18 @@ class Runner:
         """Nothing is computed, because all requests there are wait for a fuller batch."""
         return self._held_since is not None and not self._batcher.n_running
 
+    @property
+    def padded_tokens(self) -> int:
+        """Cells that a model of rectangles has computed for nothing."""
+        return self._model.n_padded if isinstance(self._model, CallableModel) else 0
+
     def admit(self, claim: Claim) -> Finish | None:
         """Take one claim in; the reply at once if it cannot run."""
         try:
             intake = take_in(claim.payload, self._model, self._tokenizer)
-            request = RunningRequest(claim, intake, self._tokenizer, worker=self._worker, now=self._clock())
+            request = RunningRequest(
+                claim, intake, self._tokenizer, worker=self._worker, now=self._clock(), meter=self.meter
+            )
             handle = self._batcher.submit(intake.prompt, output=claim.token_ids, params=intake.params)
         except RejectedError as error:
             return self._reject(claim, ReplyError(code=error.code, message=error.message))
@@ -97,6 +106,8 @@ class Runner:
         if self._held_since is None:
             self._held_since = self._clock()
         self.totals.prompt_tokens += len(intake.prompt)
+        if claim.deliveries == 1:
+            self.meter.note_claim(claim.queue_ms / 1000, len(intake.prompt))
         return None
 
     def keep_only(self, owned: Mapping[str, int]) -> None:
@@ -129,10 +140,13 @@ class Runner:
         """Run one step; raises ModelSickError when the model fails on every row."""
         if self._batcher.idle:
             return Output()
-        step = self._batcher.step(admit=self._may_start())
+        may_start, begin = self._may_start(), self._clock()
+        step = self._batcher.step(admit=may_start)
         if not self._batcher.n_waiting:
             self._held_since = None  # also where those who waited have been cancelled
         now = self._clock()
+        if step.n_rows:
+            self.meter.note_step(now - begin, rows=step.n_rows, tokens=step.n_tokens)
         output = Output(replies=self._advance(step, now))
         for request in self._requests.values():
             if due := request.checkpoint(1 if request.stream else self._checkpoint_tokens):
@@ -194,6 +208,7 @@ class Runner:
 
     def _reject(self, claim: Claim, error: ReplyError) -> Finish:
         self.totals.requests += 1
+        self.meter.note_reply("error", claim.age_ms / 1000, len(claim.token_ids))
         return rejection(claim, error, worker=self._worker)
 
 

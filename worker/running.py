@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
-from tokenmill.shared.protocol import FinishReason, Reply, ReplyError, TokenLogprob, Usage
+from tokenmill.shared.protocol import FinishReason, Reply, ReplyError, TokenLogprob, TopLogprob, Usage
 from tokenmill.worker.engine import TokenLogprobs
 from tokenmill.worker.intake import Intake
+from tokenmill.worker.meter import Meter
 from tokenmill.worker.models.tokenizer import Tokenizer
 from tokenmill.worker.text import TextStream
 
@@ -20,7 +23,9 @@ class RunningRequest:
     A resumed request replays the tokens of its checkpoint, so that its text goes on where the last worker left it.
     """
 
-    def __init__(self, claim: Claim, intake: Intake, tokenizer: Tokenizer | None, *, worker: str, now: float) -> None:
+    def __init__(
+        self, claim: Claim, intake: Intake, tokenizer: Tokenizer | None, *, worker: str, now: float, meter: Meter
+    ) -> None:
         self.id = claim.id
         self.fence = claim.fence
         self.stream = intake.request.stream
@@ -28,8 +33,10 @@ class RunningRequest:
         self._intake = intake
         self._tokenizer = tokenizer
         self._worker = worker
+        self._meter = meter
         self._enqueued = now - claim.age_ms / 1000  # on this process's own clock
         self._first_token: float | None = None
+        self._last_token: float | None = None
         self._text = TextStream(
             tokenizer.token_bytes if tokenizer else lambda _: b"",
             intake.stop,
@@ -54,6 +61,10 @@ class RunningRequest:
         self._n_output += 1
         if self._n_output == 1:  # a resumed request had its first token from another worker
             self._first_token = now
+            self._meter.first_token_seconds.note((now - self._enqueued,))
+        elif self._last_token is not None:
+            self._meter.inter_token_seconds.note((now - self._last_token,))
+        self._last_token = now
         if not stopped or self._intake.params.include_stop:
             self._show(token_id)
             if logprobs is not None:
@@ -104,6 +115,7 @@ class RunningRequest:
             worker=self._worker,
             deliveries=self._claim.deliveries,
         )
+        self._meter.note_reply(finish_reason, now - self._enqueued, self._n_output)
         chunk = (self._token_ids[start:], tail) if self.stream else ([], "")
         return Finish(self.id, self.fence, finish_reason, _encode(reply), start, *chunk)
 
@@ -115,13 +127,20 @@ class RunningRequest:
         return None if moment is None else round((moment - self._enqueued) * 1000, 3)
 
     def _named(self, logprobs: TokenLogprobs) -> TokenLogprob:
-        raw = self._tokenizer.token_bytes(logprobs.token_id) if self._tokenizer else b""
         return TokenLogprob(
-            token_id=logprobs.token_id,
-            text=raw.decode("utf-8", errors="replace"),
-            logprob=logprobs.logprob,
-            top=logprobs.top,
+            **self._token(logprobs.token_id, logprobs.logprob),
+            top=[TopLogprob(**self._token(*other)) for other in logprobs.top],
         )
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._tokenizer.token_bytes(token_id) if self._tokenizer else b""
+        text = raw.decode("utf-8", errors="replace")
+        return {
+            "token_id": token_id,
+            "text": text,
+            "logprob": logprob,
+            "bytes": list(raw) if text.encode() != raw else None,
+        }
 
 
 def rejection(claim: Claim, error: ReplyError, *, worker: str) -> Finish:

@@ -122,6 +122,11 @@ class CallableModel:
             return np.empty(0, np.int32)
         return np.asarray(self._model_next(complete))
 
+    @property
+    def n_padded(self) -> int:
+        """Cells that the function has computed for nothing, where it counts them as ``PaddedModel`` does."""
+        return int(getattr(self._model_next, "n_padded", 0))
+
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first ``length`` tokens of a slot."""
         del self._prefixes.setdefault(slot, [])[length:]

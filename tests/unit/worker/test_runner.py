@@ -366,3 +366,17 @@ def test_a_request_that_waits_has_no_checkpoint_and_can_be_dropped() -> None:
     subject.drop("1", 5)
     subject.step()
     assert (len(subject), subject.holding) == (0, False)
+
+
+def test_logprobs_name_their_tokens_and_spell_out_those_that_are_no_whole_characters() -> None:
+    model = CachingFakeModel(vocab_size=300, gives_logits=True)
+    loaded = LoadedModel(model=model, tokenizer=ByteTokenizer(), name="fake", fingerprint="fake")
+    subject = Runner(loaded, worker="w", slots=1, max_step_tokens=None, checkpoint_tokens=4)
+    assert subject.admit(claim("1", prompt="a", max_tokens=1, logprobs=20)) is None
+    [reply] = run(subject).replies
+    [entry] = body(reply)["logprobs"]
+    for token in [entry, *entry["top"]]:
+        raw = ByteTokenizer().token_bytes(token["token_id"])
+        assert token["text"] == raw.decode(errors="replace")
+        assert bytes(token.get("bytes", token["text"].encode())) == raw
+    assert {"bytes" in token for token in entry["top"]} == {True, False}
