@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint check chaos chaos-full fuzz bench peers bench-engine bench-broker clean
+.PHONY: help demo test test-long lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ bench-engine: $(VENV)/.installed-dev  ## Time the batcher alone, with a toy mode
 
 bench-broker: $(VENV)/.installed-dev  ## Time the broker and one worker with tiny requests, and other queues beside it
 	@$(BIN)/python -m benchmarks.broker $(BENCH_ARGS)
+
+docs: $(VENV)/.installed-dev  ## Make the tables of docs/protocol.md and its JSON Schema from shared/protocol.py
+	@$(BIN)/python docs/generate.py
 
 clean:  ## Remove what was installed and made
 	rm -rf $(VENV) out
