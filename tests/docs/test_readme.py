@@ -6,15 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tokenmill.shared.broker import Broker, connect
-from tokenmill.shared.embedded import EmbeddedBroker
 from tokenmill.shared.protocol import Reply, Request
 
 ROOT = Path(__file__).parents[2]
@@ -30,25 +26,14 @@ print(client.execute_command(*sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory: pytest.TempPathFactory, real_model: str) -> dict[str, str]:
     """A broker with one worker on the real model, and the commands of the README on the path."""
     bin_folder = tmp_path_factory.mktemp("bin")
     redis_cli = bin_folder / "redis-cli"
     redis_cli.write_text(REDIS_CLI.format(python=sys.executable))
     redis_cli.chmod(0o755)
     path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with EmbeddedBroker() as embedded:
-        env = {**os.environ, "PATH": path, "TOKENMILL_REDIS": embedded.url}
-        worker = subprocess.Popen([sys.executable, "-m", "tokenmill.shared.cli", "-q", "worker"], env=env)
-        broker = Broker(connect(embedded.url))
-        deadline = time.monotonic() + 60
-        while not broker.info().workers:
-            assert worker.poll() is None, "the worker ended"
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield env
-        worker.kill()
-        worker.wait()
+    return {**os.environ, "PATH": path, "TOKENMILL_REDIS": real_model}
 
 
 def shell(commands: str, env: dict[str, str], cwd: Path = ROOT) -> str:
