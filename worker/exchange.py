@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.002, 0.1
+SHORTEST_PEEK_S = 0.001
 
 
 class Exchange:
@@ -41,7 +42,7 @@ class Exchange:
         self._answers: list[tuple[Exchanged, list[Checkpoint]]] = []
         self._posted = 0  # exchanges asked for
         self._answered = 0
-        self._hungry = False  # the loop has nothing to run: wait at the broker for a request
+        self._hungry_s = 0.0  # the loop has nothing to run for so long: wait at the broker for a request
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
@@ -67,10 +68,10 @@ class Exchange:
     def await_work(self, timeout_s: float) -> list[tuple[Exchanged, list[Checkpoint]]]:
         """Wait at the broker for a request; the answers, or none when the time is up."""
         with self._changed:
-            self._hungry = True
+            self._hungry_s = timeout_s
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._answers or self._failure, timeout_s)
-            self._hungry = False
+            self._hungry_s = 0.0
             return self._take_answers()
 
     def claim_no_more(self) -> None:
@@ -109,7 +110,7 @@ class Exchange:
     def _next_is_idle(self) -> bool:
         """Wait until there is something to do; whether it is waiting for a request."""
         with self._changed:
-            self._changed.wait_for(lambda: self._posted > self._answered or self._hungry or self._stopping.is_set())
+            self._changed.wait_for(lambda: self._posted > self._answered or self._hungry_s or self._stopping.is_set())
             return self._posted <= self._answered
 
     def _carry(self) -> None:
@@ -163,7 +164,7 @@ class Exchange:
         self._ack = max([self._ack, *(claim.fence for claim in answer.claims)])
         with self._changed:
             self.owned = owned
-            self._hungry = False  # else this thread would look for more before the loop has seen what there is
+            self._hungry_s = 0.0  # else this thread would look for more before the loop has seen what there is
             self._answers.append((answer, checkpoints))
             if posted is not None:
                 self._answered = posted
@@ -171,7 +172,7 @@ class Exchange:
 
     def _peek(self) -> bool:
         try:
-            return self._broker.peek(self._block_s)
+            return self._broker.peek(min(max(self._hungry_s, SHORTEST_PEEK_S), self._block_s))
         except BrokerUnreachableError:
             return True  # the exchange that follows says so, and retries
 

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
 REFILL_WAIT_S = 0.005  # how long a step with free slots waits for the broker: little beside a step
-HOLD_PAUSE_S = 0.002  # between two looks for more requests, while those there are wait for a fuller batch
 HAND_OVER_S = 5.0  # how long the broker has to take the last replies and checkpoints
 
 
@@ -88,20 +87,20 @@ class Worker:
         return EXIT_DONE
 
     def _turn(self) -> None:
-        if len(self._runner):
-            answers = self._exchange.collect(REFILL_WAIT_S if len(self._runner) < self._settings.slots else 0.0)
+        block_s, hold_s = self._settings.block_s, self._runner.hold_s
+        if hold_s or not len(self._runner):
+            answers = self._exchange.await_work(min(hold_s or block_s, block_s))
         else:
-            answers = self._exchange.await_work(self._settings.block_s)
+            answers = self._exchange.collect(REFILL_WAIT_S if len(self._runner) < self._settings.slots else 0.0)
         for answer, checkpoints in answers:
             self._take(answer, checkpoints)
         ended = self._end_lost()
         with self._pulse:
             output = self._runner.step()
         replies = ended + output.replies
-        if replies or output.checkpoints or 0 < len(self._runner) < self._settings.slots:
+        room = 0 < len(self._runner) < self._settings.slots and not self._runner.hold_s
+        if replies or output.checkpoints or room:
             self._exchange.post(replies, output.checkpoints)
-        if self._runner.holding:
-            time.sleep(HOLD_PAUSE_S)
 
     def _take(self, answer: Exchanged, checkpoints: list[Checkpoint]) -> None:
         self._runner.keep_only(answer.owned)

@@ -78,9 +78,11 @@ class Runner:
         return len(self._requests)
 
     @property
-    def holding(self) -> bool:
-        """Nothing is computed, because all requests there are wait for a fuller batch."""
-        return self._held_since is not None and not self._batcher.n_running
+    def hold_s(self) -> float:
+        """Seconds for which nothing has to be computed, because all requests there are wait for a fuller batch."""
+        if self._held_since is None or self._batcher.n_running or self.draining:
+            return 0.0
+        return max(0.0, self._held_since + self._max_wait_s - self._clock())
 
     @property
     def padded_tokens(self) -> int:

@@ -189,3 +189,22 @@ def test_close_gives_up_on_a_broker_that_is_away(broker: FakeBroker, exchange: E
     broker.answers = [BrokerUnreachableError("away")]
     exchange.post([reply("a")], [])
     assert not exchange.close(0.05)
+
+
+def test_a_wait_at_the_broker_is_no_longer_than_the_loop_has_nothing_to_run(
+    broker: FakeBroker, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    peeked = threading.Event()
+
+    def peek(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        peeked.set()
+        return False
+
+    monkeypatch.setattr(broker, "peek", peek)
+    exchange.await_work(0.01)
+    assert peeked.wait(DEADLINE_S)
+    exchange.await_work(0.1)
+    assert waits[0] == 0.01
+    assert max(waits) == 0.02  # an idle worker's

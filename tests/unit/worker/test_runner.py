@@ -304,12 +304,12 @@ def test_new_requests_wait_until_the_oldest_has_waited_long_enough_and_start_tog
     clock = Clock()
     subject = patient(clock)
     subject.admit(claim("1", prompt="a"))
-    assert (n_started(subject), subject.holding) == (0, True)
+    assert (n_started(subject), subject.hold_s > 0) == (0, True)
     clock.now += 0.4
     subject.admit(claim("2", prompt="b"))
-    assert (n_started(subject), subject.holding) == (0, True)
+    assert (n_started(subject), subject.hold_s > 0) == (0, True)
     clock.now += 0.1
-    assert (n_started(subject), subject.holding) == (2, False)
+    assert (n_started(subject), subject.hold_s > 0) == (2, False)
 
 
 def test_new_requests_start_as_soon_as_they_fill_the_slots() -> None:
@@ -332,7 +332,7 @@ def test_what_runs_goes_on_while_new_requests_wait() -> None:
     clock.now += 1
     assert n_started(subject) == 1
     subject.admit(claim("2", prompt="b"))
-    assert (n_started(subject), subject.holding) == (1, False)
+    assert (n_started(subject), subject.hold_s > 0) == (1, False)
     clock.now += 0.5
     assert n_started(subject) == 2
 
@@ -353,7 +353,7 @@ def test_a_request_that_waits_can_be_ended_and_no_later_one_inherits_its_wait(re
     [reply] = subject.end("1", 5, reason)
     assert (body(reply)["finish_reason"], body(reply)["text"]) == (reason, "")
     subject.step()
-    assert not subject.holding
+    assert not subject.hold_s
     subject.admit(claim("2", prompt="b"))
     clock.now += 0.4
     assert n_started(subject) == 0
@@ -365,7 +365,7 @@ def test_a_request_that_waits_has_no_checkpoint_and_can_be_dropped() -> None:
     assert (subject.step().checkpoints, subject.checkpoint_all()) == ([], [])
     subject.drop("1", 5)
     subject.step()
-    assert (len(subject), subject.holding) == (0, False)
+    assert (len(subject), subject.hold_s > 0) == (0, False)
 
 
 def test_logprobs_name_their_tokens_and_spell_out_those_that_are_no_whole_characters() -> None:
