@@ -155,6 +155,13 @@ class Reply(Struct, kw_only=True, omit_defaults=True):
     deliveries: Annotated[int, _means("Claims it took: more than 1 after a crash or a drain, 0 if it never ran.")] = 1
 
 
+class Cell(Struct, array_like=True):
+    """What runs in one slot."""
+
+    age_ms: int  # since the request was enqueued
+    output_tokens: int
+
+
 class WorkerStatus(Struct, kw_only=True):
     """What a worker says of itself with every renewal; counters run since it started."""
 
@@ -172,3 +179,5 @@ class WorkerStatus(Struct, kw_only=True):
     reused_tokens: int = 0  # prompt tokens that were not computed, because an earlier request began with them
     preemptions: int = 0  # times that a running request had to give its memory to older ones
     metrics: str | None = None  # HOST:PORT of its /metrics
+    output_tokens_per_s: float = 0.0  # since the renewal before
+    cells: list[Cell | None] = []  # one for each slot

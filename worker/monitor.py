@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Self
@@ -28,9 +30,11 @@ class Monitor:
     the process gives up, is none that moves; a broker that has been silent for a whole lease is away.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._name = name
+        self._clock = clock
+        self._last_status = clock(), 0  # when, and output tokens by then
         self._registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
@@ -57,6 +61,9 @@ class Monitor:
 
     def status(self, runner: Runner, model: str) -> bytes:
         """What the worker says of itself with every renewal, as JSON."""
+        now, tokens = self._clock(), runner.totals.output_tokens
+        before, tokens_before = self._last_status
+        self._last_status = now, tokens
         status = WorkerStatus(
             model=model,
             slots=runner.slots,
@@ -65,6 +72,8 @@ class Monitor:
             pid=os.getpid(),
             host=socket.gethostname(),
             metrics=self.address,
+            output_tokens_per_s=round((tokens - tokens_before) / max(now - before, 0.001), 1),
+            cells=runner.cells(),
             **asdict(runner.totals),
         )
         return msgspec.json.encode(status)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
-from tokenmill.shared.protocol import FinishReason, ReplyError
+from tokenmill.shared.protocol import Cell, FinishReason, ReplyError
 from tokenmill.worker.engine import CallableModel, ContinuousBatcher, Finished, Step, StepLimit
 from tokenmill.worker.intake import RejectedError, take_in
 from tokenmill.worker.meter import Meter
@@ -88,6 +88,12 @@ class Runner:
     def padded_tokens(self) -> int:
         """Cells that a model of rectangles has computed for nothing."""
         return self._model.n_padded if isinstance(self._model, CallableModel) else 0
+
+    def cells(self) -> list[Cell | None]:
+        """What runs in each slot; None in a free one. Any thread may ask."""
+        requests, now = dict(self._requests), self._clock()
+        running = (requests.get(handle) for handle in self._batcher.slots())
+        return [request.cell(now) if request else None for request in running]
 
     def admit(self, claim: Claim) -> Finish | None:
         """Take one claim in; the reply at once if it cannot run."""

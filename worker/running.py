@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
-from tokenmill.shared.protocol import FinishReason, Reply, ReplyError, TokenLogprob, TopLogprob, Usage
+from tokenmill.shared.protocol import Cell, FinishReason, Reply, ReplyError, TokenLogprob, TopLogprob, Usage
 from tokenmill.worker.engine import TokenLogprobs
 from tokenmill.worker.intake import Intake
 from tokenmill.worker.meter import Meter
@@ -50,6 +50,10 @@ class RunningRequest:
         self._n_sent = len(claim.token_ids)
         for token_id in claim.token_ids:
             self._show(token_id)
+
+    def cell(self, now: float) -> Cell:
+        """What a look at the slot shows of it."""
+        return Cell(int((now - self._enqueued) * 1000), self._n_output)
 
     @property
     def stop_reason(self) -> str | None:

@@ -99,6 +99,11 @@ class ContinuousBatcher:
         """Handles of the requests with a slot, in the order of admission."""
         return list(self._running)
 
+    def slots(self) -> list[int]:
+        """Handle of the request in each slot; -1 in a free one."""
+        handles: list[int] = self._table.handle.tolist()
+        return handles
+
     def waiting(self) -> list[int]:
         """Handles of the requests without a slot, in the order of arrival."""
         return self._waiting.handles()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from prometheus_client import generate_latest
 
-from tokenmill.shared.protocol import WorkerStatus
+from tokenmill.shared.protocol import Cell, WorkerStatus
 from tokenmill.shared.settings import DEFAULTS
 from tokenmill.worker.monitor import Monitor
 
@@ -91,3 +91,21 @@ def test_the_metrics_tell_of_requests_tokens_and_times() -> None:
         'tokenmill_worker_info{model="scripted",queue="q",worker="w1"} 1.0',
     ):
         assert line in lines, line
+
+
+def test_the_status_shows_what_runs_in_each_slot_and_how_fast_tokens_come() -> None:
+    clock = SimpleNamespace(now=100.0)
+    subject = runner({"a": "hello", "b": "world"}, slots=3, clock=lambda: clock.now)
+    monitor = Monitor(SETTINGS, "w1", clock=lambda: clock.now)
+    for name in "ab":
+        subject.admit(claim(name, prompt=name))
+    subject.step()
+    subject.end("a", 1, "cancelled")
+    for _ in range(2):
+        subject.step()
+    clock.now += 2.0
+    status = msgspec.json.decode(monitor.status(subject, "scripted"), type=WorkerStatus)
+    assert status.cells == [None, Cell(age_ms=2012, output_tokens=3), None]  # it had waited 12 ms when it was claimed
+    assert status.output_tokens_per_s == 2.0
+    clock.now += 1.0
+    assert msgspec.json.decode(monitor.status(subject, "scripted"))["output_tokens_per_s"] == 0.0
