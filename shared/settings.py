@@ -20,8 +20,9 @@ class Settings:
     redis: str | None = _setting(None, "Redis or Valkey: redis://HOST:PORT/DB.")
     queue: str = _setting("default", "Name of the queue.")
     # a worker
-    model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, toy, or module:attr.")
+    model: str = _setting("smollm2", "Model: smollm2, gguf:PATH, llamacpp:PATH, toy, or module:attr.")
     backend: str = _setting("auto", "What computes GGUF models: fast (kernels), numpy, or auto: fast where it can.")
+    gpu_layers: int = _setting(-1, "Layers of a llamacpp: model that GPUs compute, if there are any; -1 for all.")
     slots: int = _setting(8, "Requests that one worker runs at the same time.")
     threads: int = _setting(1, "Processor threads of one worker; more workers use more processors better.")
     workers: int = _setting(2, "Worker processes to start.")

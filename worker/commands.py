@@ -25,6 +25,7 @@ SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the lo
 @option("queue")
 @option("model")
 @option("backend", type=click.Choice(["auto", "fast", "numpy"]))
+@option("gpu_layers", type=click.IntRange(min=-1))
 @option("slots")
 @option("threads")
 @option("max_context")
@@ -72,6 +73,7 @@ def run_worker(url: str, settings: Settings, stop: StopSignal) -> int:
             kv_memory_mib=settings.kv_memory_mib,
             threads=settings.threads,
             backend=settings.backend,
+            gpu_layers=settings.gpu_layers,
         )
         present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
         if present != loaded.fingerprint:

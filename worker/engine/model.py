@@ -33,6 +33,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.contexts)
 
+    def positions(self) -> NDArray[np.int64]:
+        """Position in its context of every token, [lengths.sum()]."""
+        row_begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        positions: NDArray[np.int64] = np.arange(len(self.tokens)) + np.repeat(self.starts - row_begins, self.lengths)
+        return positions
+
     def rows(self, numbers: NDArray[np.intp]) -> Batch:
         """The batch of these rows, in this order."""
         begins = np.cumsum(self.lengths) - self.lengths

@@ -13,13 +13,6 @@ from tokenmill.worker.models.gguf_file import Float32
 Index = NDArray[np.int64]
 
 
-def token_positions(batch: Batch) -> Index:
-    """Position in its context of every token of the batch."""
-    row_begins = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths
-    positions: Index = np.arange(len(batch.tokens)) + np.repeat(batch.starts - row_begins, batch.lengths)
-    return positions
-
-
 class _Context(NamedTuple):
     """What one row sees: views of all layers, exactly as long as the row."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +13,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.worker.models.digest import file_digest
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
-
-_HEAD_BYTES, _SAMPLE_BYTES, _SAMPLES = 4 << 20, 1 << 16, 64
 
 
 class _Reader(GGUFReader):
@@ -76,16 +74,8 @@ class GgufFile:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     def fingerprint(self) -> str:
-        """A digest of the file: its size, its head (metadata and vocabulary), and a sample of its weights.
-
-        A whole digest would read many gigabytes of a large model; weights that differ, differ all over.
-        """
-        data = self._reader.data
-        digest = hashlib.sha256(str(len(data)).encode())
-        digest.update(data[:_HEAD_BYTES].tobytes())
-        for start in np.linspace(0, max(0, len(data) - _SAMPLE_BYTES), _SAMPLES, dtype=np.int64).tolist():
-            digest.update(data[start : start + _SAMPLE_BYTES].tobytes())
-        return digest.hexdigest()[:16]
+        """A digest of the file."""
+        return file_digest(self._reader.data)
 
     def get(self, key: str, default: T) -> Any | T:
         """Metadata under ``key`` (numbers, strings or lists of them), or the default."""

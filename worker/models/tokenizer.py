@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gguf import TokenType
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.worker.models.chat import ChatTemplate, Messages, one_of
 from tokenmill.worker.models.gguf_file import GgufFile
-
-Messages = Sequence[Mapping[str, str]]
 
 
 class Tokenizer(Protocol):
@@ -45,7 +40,6 @@ _LLAMA3_CUTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-_NONCHARACTERS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # Unicode keeps these free for a program's own marks
 
 
 class GgufTokenizer:
@@ -58,12 +52,13 @@ class GgufTokenizer:
         self._control = {vocabulary[i] for i, kind in enumerate(types) if kind == TokenType.CONTROL}
         user_defined = {vocabulary[i] for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED}
         self._ids = {token: i for i, token in enumerate(vocabulary)}
-        self._any_control = _one_of(self._control)
-        self._any_user_defined = _one_of(user_defined)
-        self._any_special = _one_of(self._control | user_defined)
+        self._any_user_defined = one_of(user_defined)
+        self._any_special = one_of(self._control | user_defined)
         self._bytes = [self._spelled(token, token in user_defined) for token in vocabulary]
         self._prefix = _prefix(file)
-        self._chat = _ChatTemplate(file, vocabulary)
+        named = {f"{name}_token": vocabulary[i] for name, i in _named(file).items()}
+        source = file.get("tokenizer.chat_template", None)
+        self._chat = ChatTemplate(source, named, self._control, of=str(file.path))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt; the text of control tokens in it is ordinary text."""
@@ -75,13 +70,7 @@ class GgufTokenizer:
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation; control tokens come from the template only, never from a message."""
-        guard = next(c for c in _NONCHARACTERS if not any(c in message["content"] for message in messages))
-        guarded = [
-            {**m, "content": self._any_control.sub(lambda found: guard.join(found[0]), m["content"])} for m in messages
-        ]
-        parts = self._any_special.split(self._chat.render(guarded))
-        parts[::2] = [text.replace(guard, "") for text in parts[::2]]
-        ids = self._encode_parts(parts)
+        ids = self._encode_parts(self._chat.split(messages, self._any_special))
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -103,36 +92,10 @@ class GgufTokenizer:
         return b"".join(_BYTES.get(char) or char.encode() for char in token)
 
 
-class _ChatTemplate:
-    """The Jinja template of a file; it may be hostile, so it runs in a sandbox."""
-
-    def __init__(self, file: GgufFile, vocabulary: list[str]) -> None:
-        self._special = {
-            f"{name}_token": vocabulary[i]
-            for name in ("bos", "eos")
-            if (i := file.get(f"tokenizer.ggml.{name}_token_id", None)) is not None
-        }
-        source = file.get("tokenizer.chat_template", None)
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        try:
-            self._template = None if source is None else environment.from_string(source)
-        except TemplateError as error:
-            raise ModelLoadError(f"{file.path}: the chat template is broken: {error}") from error
-
-    def render(self, messages: Messages) -> str:
-        """The conversation as text. Raises ``ValueError`` without a template, or where it refuses the messages."""
-        if self._template is None:
-            raise ValueError("this model has no chat template; send a plain prompt")
-        try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except (TemplateError, TypeError, KeyError) as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
-
-
-def _refuse(message: str) -> None:
-    """What templates call to reject a conversation."""
-    raise TemplateError(message)
+def _named(file: GgufFile) -> dict[str, int]:
+    """The tokens that chat templates call by name."""
+    found = {name: file.get(f"tokenizer.ggml.{name}_token_id", None) for name in ("bos", "eos")}
+    return {name: token_id for name, token_id in found.items() if token_id is not None}
 
 
 def _prefix(file: GgufFile) -> list[int]:
@@ -165,12 +128,6 @@ def _byte_level_bpe(file: GgufFile, vocabulary: list[str]) -> BpeTokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts[name])
     return tokenizer
-
-
-def _one_of(tokens: set[str]) -> re.Pattern[str]:
-    """A pattern that matches, and splits by, any of the tokens; the longest wins."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 def _byte_alphabet() -> dict[str, bytes]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tokenmill.worker.engine.model import Batch, Model
 from tokenmill.worker.models import load_model
 from tokenmill.worker.models.fast.cpu import instruction_set
 
-from .conftest import write
+from .conftest import HEAD_DIM, write
 from .quantized import write_quantized
 
 SLOTS = 4
@@ -44,10 +46,28 @@ def fast_model(folder: Path, threads: int) -> Model:
     return load_model(f"gguf:{path}", slots=SLOTS, backend="fast", threads=threads).model
 
 
+def needs_llamacpp() -> list[pytest.MarkDecorator]:
+    """Skips what it marks where llama.cpp is not installed."""
+    if importlib.util.find_spec("llama_cpp"):
+        return []
+    return [pytest.mark.skip("llama-cpp-python is not installed; make test-llamacpp installs it")]
+
+
+def llamacpp_model(folder: Path) -> Model:
+    """The tiny model in llama.cpp."""
+    return load_model(f"llamacpp:{write_llamacpp(folder / 'tiny.gguf')}", slots=SLOTS).model
+
+
+def write_llamacpp(path: Path, changes: dict[str, Any] | None = None) -> Path:
+    """Write the tiny model with whole heads rotated, as llama.cpp insists."""
+    return write(path, {"llama.rope.dimension_count": HEAD_DIM, "rope_freqs.weight": None, **(changes or {})})
+
+
 BACKENDS = [
     Backend("numpy", numpy_model, 1e-4),
     Backend("fast", partial(fast_model, threads=1), 0),
     Backend("fast-2-threads", partial(fast_model, threads=2), 0),
+    pytest.param(Backend("llamacpp", llamacpp_model, 1e-2), marks=needs_llamacpp()),
 ]
 
 

@@ -85,9 +85,9 @@ def test_an_error_inside_the_module_is_told_as_such(module: str) -> None:
         load(f"{module}:model_next")
 
 
-@pytest.mark.parametrize("spec", ["", ":", "gpt5", "gguf:", "gguf", "smollm2:", "module:", ":attr"])
+@pytest.mark.parametrize("spec", ["", ":", "gpt5", "gguf:", "gguf", "llamacpp:", "smollm2:", "module:", ":attr"])
 def test_an_unknown_spec_is_answered_with_the_known_ones(spec: str) -> None:
-    with pytest.raises(ModelLoadError, match="use smollm2, gguf:PATH, toy, or module:attr"):
+    with pytest.raises(ModelLoadError, match="use smollm2, gguf:PATH, llamacpp:PATH, toy, or module:attr"):
         load(spec)
 
 
@@ -114,6 +114,29 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delitem(sys.modules, "tokenmill.worker.models.tokenizer", raising=False)
     with pytest.raises(ModelLoadError, match=r"the package tokenizers; run: pip install 'tokenmill\[models\]'"):
         load(f"gguf:{tmp_path / 'any.gguf'}")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (
+            "raise ModuleNotFoundError('nothing', name='llama_cpp')",
+            r"llama_cpp; run: pip install 'tokenmill\[llamacpp\]'",
+        ),
+        ("raise RuntimeError('libcuda.so.1 is missing')", r"its library cannot be loaded: libcuda\.so\.1 is missing"),
+    ],
+    ids=["missing", "broken"],
+)
+def test_llama_cpp_that_cannot_be_imported_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, line: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("llama_cpp", "tokenmill.worker.models.llamacpp"))]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "llama_cpp.py").write_text(code)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelLoadError, match=line):
+        load(f"llamacpp:{tmp_path / 'any.gguf'}")
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

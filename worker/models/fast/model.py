@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.worker.engine.model import Batch
-from tokenmill.worker.models.attention import token_positions
+from tokenmill.worker.models.context_model import ContextModel
 from tokenmill.worker.models.fast.blocks import BlockTables
 from tokenmill.worker.models.fast.forward import OTHER_PHASES, PHASES_PER_LAYER, forward
 from tokenmill.worker.models.fast.layout import BLOCK_TOKENS, MODEL
@@ -18,12 +18,11 @@ from tokenmill.worker.models.fast.step import StepBuffers
 from tokenmill.worker.models.fast.team import Team
 from tokenmill.worker.models.fast.weights import FastWeights
 from tokenmill.worker.models.gguf_file import Float32
-from tokenmill.worker.models.llama_model import LlamaModel
 from tokenmill.worker.models.llama_weights import LlamaConfig
 from tokenmill.worker.models.memory import LazyMemory, affordable
 
 
-class FastLlamaModel(LlamaModel[BlockTables]):
+class FastLlamaModel(ContextModel[BlockTables]):
     """A llama-family model with ``n_contexts`` contexts of up to ``max_context`` tokens, computed by ``threads``.
 
     Keys and values lie in blocks of 16 tokens, which contexts share where they begin alike. A token's result is the
@@ -45,7 +44,7 @@ class FastLlamaModel(LlamaModel[BlockTables]):
         n_blocks = (kv_memory_mib << 20) // block
         max_context = affordable(min(max_context, config.context_length), n_blocks * BLOCK_TOKENS, kv_memory_mib)
         n_blocks = min(n_blocks, n_contexts * math.ceil(max_context / BLOCK_TOKENS))
-        super().__init__(config, BlockTables(n_contexts, max_context, n_blocks), eos_token_ids)
+        super().__init__(config.vocab_size, BlockTables(n_contexts, max_context, n_blocks), eos_token_ids)
         self._pool = LazyMemory((config.n_layers, n_blocks, block // 2 // config.n_layers), np.float16, huge_pages=True)
         self._weights = weights
         self._rotation = rotation_table(weights.rope_frequencies, config.head_dim, max_context)
@@ -67,7 +66,7 @@ class FastLlamaModel(LlamaModel[BlockTables]):
         self._check_tokens(batch)
         for source, target in self._contexts.begin(batch):
             self._pool.array[:, target] = self._pool.array[:, source]
-        logits = self._buffers.prepare(batch, token_positions(batch), self._contexts.tables)
+        logits = self._buffers.prepare(batch, batch.positions(), self._contexts.tables)
         self._team.run()
         self._contexts.end(batch)
         return logits

@@ -1,4 +1,4 @@
-"""What the backends of llama-family models have in common."""
+"""What all backends with contexts have in common."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from typing import Generic, TypeVar
 
 from tokenmill.worker.engine.model import Batch, Int32
 from tokenmill.worker.models.contexts import Contexts
-from tokenmill.worker.models.llama_weights import LlamaConfig
 
 C = TypeVar("C", bound=Contexts)
 
 
-class LlamaModel(Generic[C]):
-    """A llama-family model with contexts, but for ``forward``."""
+class ContextModel(Generic[C]):
+    """A model with contexts, but for ``forward``."""
 
     gives_logits = True
 
-    def __init__(self, config: LlamaConfig, contexts: C, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, vocab_size: int, contexts: C, eos_token_ids: tuple[int, ...]) -> None:
         self.n_contexts = len(contexts.lengths)
-        self.vocab_size: int | None = config.vocab_size
+        self.vocab_size: int | None = vocab_size
         self.max_context: int | None = contexts.max_context
         self.eos_token_ids = eos_token_ids
-        self._vocab_size = config.vocab_size
+        self._vocab_size = vocab_size
         self._contexts = contexts
 
     def truncate(self, context: int, length: int) -> None:

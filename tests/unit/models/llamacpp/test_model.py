@@ -1,0 +1,161 @@
+"""The llama.cpp backend beyond what all backends do: its memory to the last cell, its failures, its log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenmill.shared.errors import ModelLoadError
+from tokenmill.worker.engine.model import Model
+from tokenmill.worker.models import LoadedModel, load_model
+
+from ..backends import forward, needs_llamacpp
+from ..conftest import HEAD_DIM
+from .mamba import write_mamba
+
+pytestmark = needs_llamacpp()
+
+PROMPT = [5, 9, 200, 17, 17, 3, 120, 44, 90, 12]
+TOLERANCE = 1e-2
+
+
+@pytest.fixture
+def model(load: Callable[..., LoadedModel]) -> Any:
+    return load().model
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+def test_it_computes_what_the_numpy_backend_computes(tmp_path: Path, load: Callable[..., LoadedModel]) -> None:
+    model = load().model
+    exact = load_model(f"gguf:{tmp_path / 'tiny.gguf'}", slots=4, backend="numpy").model
+    close(forward(model, (0, 0, PROMPT)), forward(exact, (0, 0, PROMPT)))
+
+
+def test_the_account_of_the_memory_is_right_to_the_last_cell(model: Any) -> None:
+    prompts = [[(i * 7 + j) % 250 for j in range(64)] for i in range(4)]
+    for context, prompt in enumerate(prompts):
+        forward(model, (context, 0, prompt))
+    nobody = np.zeros(0, np.int32)
+    assert model.shortage(nobody, nobody) == 0  # 4 slots of 64 tokens
+    assert model.share(0, 5, 40) == 40
+    with pytest.raises(MemoryError, match="raise --kv-memory-mib"):
+        forward(model, (5, 40, PROMPT))
+    model.truncate(1, 54)
+    expected = forward(model, (5, 40, PROMPT))
+    assert model.shortage(nobody, nobody) == 0
+    model.truncate(0, 0)
+    assert model.shortage(nobody, nobody) == -24  # the rest is shared
+    close(forward(model, (0, 0, prompts[3][:24])), forward(model, (3, 23, prompts[3][23:24])))
+    model.truncate(2, 0)
+    close(forward(model, (2, 0, prompts[0][:40] + PROMPT)), expected)
+
+
+@pytest.mark.parametrize("outcome", [2, -3, "interrupt"])
+def test_after_a_failed_step_every_context_goes_on(
+    model: Model, monkeypatch: pytest.MonkeyPatch, outcome: int | str
+) -> None:
+    from tokenmill.worker.models.llamacpp.session import llama
+
+    expected = forward(model, (2, 0, PROMPT)), forward(model, (3, 0, PROMPT[4:]))
+    forward(model, (0, 0, PROMPT[:6]))
+    real = llama.llama_decode
+
+    def failing(*arguments: Any) -> int:
+        """Fails with what it has computed in its memory."""
+        assert real(*arguments) == 0
+        if isinstance(outcome, str):
+            raise KeyboardInterrupt
+        return outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "llama_decode", failing)
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
+            forward(model, (0, 6, PROMPT[6:]), (1, 0, PROMPT[4:]))
+    found = forward(model, (0, 6, PROMPT[6:]), (1, 0, PROMPT[4:]))
+    close(found, np.concatenate(expected))
+
+
+def test_a_step_may_take_several_calls_of_llama_cpp(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(0, 0, PROMPT), (1, 0, PROMPT[:1]), (2, 0, PROMPT[3:])]
+    expected = forward(model, *rows)
+    monkeypatch.setattr("tokenmill.worker.models.llamacpp.session.TOKENS_AT_ONCE", 4)
+    close(forward(model, *rows), expected)
+
+
+def test_a_context_is_no_longer_than_that_of_training(load: Callable[..., LoadedModel]) -> None:
+    assert load(max_context=2048).model.max_context == 64
+    assert load(max_context=20).model.max_context == 20
+
+
+def test_memory_for_less_shortens_the_contexts_and_says_so(
+    load: Callable[..., LoadedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    long = {"llama.context_length": 65536}
+    model = load(long, max_context=65536, kv_memory_mib=1).model
+    assert 1000 < (model.max_context or 0) < 20_000
+    assert "raise --kv-memory-mib for longer" in caplog.text
+
+
+def test_llama_cpp_is_silent_unless_asked(
+    load: Callable[..., LoadedModel], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tokenmill"):
+        load()
+    assert capfd.readouterr() == ("", "")
+    assert [record.message for record in caplog.records] == ["computing with llama.cpp on the processor"]
+    with caplog.at_level(logging.DEBUG, "tokenmill"):
+        load()
+    assert "general.architecture str" in caplog.text
+
+
+def test_the_fingerprint_is_that_of_the_file_and_the_backend(load: Callable[..., LoadedModel]) -> None:
+    first, same, other = load(), load(), load({"llama.context_length": 128})
+    assert first.fingerprint.startswith("llamacpp:")
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"output_norm.weight": None}, "tensor 'output_norm.weight'"),
+        ({"llama.rope.dimension_count": HEAD_DIM // 2}, "invalid n_rot: 4, expected 8"),
+        ({"tokenizer.chat_template": "{% for %}"}, "the chat template is broken"),
+    ],
+    ids=["tensor", "rotation", "template"],
+)
+def test_a_file_that_llama_cpp_refuses_is_answered_with_its_reason(
+    load: Callable[..., LoadedModel], changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=line) as refused:
+        load(changes)
+    assert "\n" not in str(refused.value)
+    load()
+
+
+def test_a_file_that_is_missing_or_something_else_is_named(tmp_path: Path) -> None:
+    text = tmp_path / "readme.gguf"
+    text.write_text("to be done")
+    with pytest.raises(ModelLoadError, match=r"readme\.gguf is not a GGUF file"):
+        load_model(f"llamacpp:{text}", slots=1)
+    with pytest.raises(ModelLoadError, match=r"cannot read the model file .*nowhere\.gguf: No such file"):
+        load_model(f"llamacpp:{tmp_path / 'nowhere.gguf'}", slots=1)
+
+
+def test_memory_that_cannot_go_back_is_refused(tmp_path: Path) -> None:
+    path = write_mamba(tmp_path / "mamba.gguf")
+    with pytest.raises(ModelLoadError, match="cannot go back to an earlier token"):
+        load_model(f"llamacpp:{path}", slots=2)
+
+
+def test_more_slots_than_sequences_are_refused(load: Callable[..., LoadedModel]) -> None:
+    with pytest.raises(ModelLoadError, match=r"256 sequences at most; lower --slots"):
+        load(slots=257)
+    assert load(slots=256, max_context=2).model.n_contexts == 256  # type: ignore[attr-defined]
