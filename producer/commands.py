@@ -99,6 +99,22 @@ def info(redis: str | None, queue: str, json: bool) -> None:
 
 
 @click.command()
+@option("redis")
+@option("queue")
+@extra_option("interval_s", default=1.0, type=click.FloatRange(min=0.1), help="Seconds between two looks.")
+@extra_option("once", is_flag=True, help="Print one look and end, as where stdout is no terminal.")
+def top(redis: str | None, queue: str, interval_s: float, once: bool) -> None:
+    """Watch the queue and its workers, until Ctrl-C.
+
+    Of each worker every slot is shown: how old its request is, and how many output tokens it has; `·` is free, and one
+    in another colour still reads its prompt.
+    """
+    from tokenmill.producer.top import show_top
+
+    show_top(redis, queue, interval_s=interval_s, once=once)
+
+
+@click.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @option("redis")
 @option("queue")

@@ -35,7 +35,18 @@ def as_dict(info: QueueInfo) -> dict[str, Any]:
 
 def as_text(queue: str, info: QueueInfo) -> Group:
     """The info as a few lines, a table of workers, and the counters."""
-    lines = [f"queue {queue}: {_waiting(info)}, {info.running} running"]
+    lines = [f"queue {queue}: {waiting_line(info)}, {info.running} running", *notices(queue, info)]
+    if info.model:
+        lines.append(f"model: {info.model}")
+    parts = [Text(line) for line in lines]
+    counters = "since the queue began: " + ", ".join(f"{n} {name}" for name, n in sorted(info.stats.items()))
+    workers = [_workers(info.workers), _savings(info.workers)] if info.workers else ["no worker is alive"]
+    return Group(*parts, *workers, *([counters] if info.stats else []))
+
+
+def notices(queue: str, info: QueueInfo) -> list[str]:
+    """What is out of the ordinary, a line each."""
+    lines = []
     if info.suspended:
         lines.append(f"suspended: no worker begins anything until `tokenmill queue resume --queue {queue}`")
     if info.max_depth:
@@ -44,15 +55,11 @@ def as_text(queue: str, info: QueueInfo) -> Group:
         lines.append(f"limit: {info.max_queued_tokens} queued tokens, {info.queued_tokens} are queued")
     if info.dead:
         lines.append(f"dead letters: {info.dead}, see `tokenmill dead list --queue {queue}`")
-    if info.model:
-        lines.append(f"model: {info.model}")
-    parts = [Text(line) for line in lines]
-    counters = "since the queue began: " + ", ".join(f"{n} {name}" for name, n in sorted(info.stats.items()))
-    workers = _workers(info.workers) if info.workers else "no worker is alive"
-    return Group(*parts, workers, *([counters] if info.stats else []))
+    return lines
 
 
-def _waiting(info: QueueInfo) -> str:
+def waiting_line(info: QueueInfo) -> str:
+    """How much waits, how long, and of which kinds."""
     age = "" if info.oldest_age_ms is None else f" (the oldest for {info.oldest_age_ms / 1000:.1f} s)"
     kinds = [
         (info.high, "of high priority"),
@@ -63,11 +70,18 @@ def _waiting(info: QueueInfo) -> str:
     return f"{info.waiting} waiting{age}" + "".join(f", {count} {what}" for count, what in kinds if count)
 
 
+def _savings(workers: list[WorkerInfo]) -> str:
+    reused, preempted = (
+        sum(int(worker.status.get(name, 0)) for worker in workers) for name in ("reused_tokens", "preemptions")
+    )
+    return f"since these workers started: {reused} prompt tokens reused, {preempted} preemptions"
+
+
 def _workers(workers: list[WorkerInfo]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))  # fits into 80 columns
     for column in ("worker", "state", "model"):
         table.add_column(column)
-    for column in ("busy / slots", "requests", "output tokens", "last seen"):
+    for column in ("busy", "requests", "tokens", "tok/s", "seen ago"):
         table.add_column(column, justify="right")
     for worker in workers:
         status = worker.status
@@ -76,8 +90,7 @@ def _workers(workers: list[WorkerInfo]) -> Table:
             str(status.get("state", "?")),
             str(status.get("model", "?")),
             f"{worker.busy} / {status.get('slots', '?')}",
-            str(status.get("requests", "?")),
-            str(status.get("output_tokens", "?")),
-            f"{worker.age_ms / 1000:.1f} s ago",
+            *(str(status.get(name, "?")) for name in ("requests", "output_tokens", "output_tokens_per_s")),
+            f"{worker.age_ms / 1000:.1f} s",
         )
     return table

@@ -311,6 +311,21 @@ def told(info: QueueInfo) -> str:
     return out.getvalue()
 
 
+def test_info_fits_into_80_columns_and_tells_what_memory_saved_and_cost() -> None:
+    workers = [
+        make_worker(f"host:{n}:8ed231", busy=8, model="smollm2", requests=20_111, output_tokens=1_230_000)
+        for n in (30142, 30143)
+    ]
+    for worker in workers:
+        worker.status.update(output_tokens_per_s=1091.4, reused_tokens=123_456, preemptions=6)
+    out = io.StringIO()
+    Console(file=out, width=80).print(as_text("mine", INFO._replace(workers=workers, stats={})))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 6
+    assert lines[4].split()[-5:] == ["20111", "1230000", "1091.4", "0.1", "s"]
+    assert lines[5] == "since these workers started: 246912 prompt tokens reused, 12 preemptions"
+
+
 def test_info_says_when_no_worker_is_alive() -> None:
     assert "no worker is alive" in told(INFO._replace(workers=[], stats={}))
 
