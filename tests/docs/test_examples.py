@@ -33,7 +33,16 @@ def node() -> str:
     program, npm = tool("node", how), tool("npm", how)
     if not (NODE_PACKAGES / "node_modules" / "redis").exists():
         NODE_PACKAGES.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(NODE_PACKAGES), "redis@6"]
+        command = [
+            npm,
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--fetch-retries=1",
+            "--prefix",
+            str(NODE_PACKAGES),
+            "redis@6",
+        ]
         done = subprocess.run(
             command, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, timeout=120, check=False
         )
