@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs clean
+.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs dashboards clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench-broker: $(VENV)/.installed-dev  ## Time the broker and one worker with tin
 
 docs: $(VENV)/.installed-dev  ## Make the tables of docs/protocol.md and its JSON Schema from shared/protocol.py
 	@$(BIN)/python docs/generate.py
+
+dashboards: $(VENV)/.installed-dev  ## Write grafana/dashboards from the Python beside it
+	@$(BIN)/python -m grafana.build
 
 clean:  ## Remove what was installed and made
 	rm -rf $(VENV) out
