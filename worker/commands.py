@@ -88,11 +88,15 @@ def _bound_maths_threads(model: str, threads: int) -> None:
     """Bound the threads of the libraries under NumPy before it is imported; variables that the user has set stay.
 
     Those threads spin: beside any other busy process a worker with two of them fell from 35 to 5 tokens a second. So
-    our own models divide their work themselves, among threads that sleep.
+    our own models divide their work themselves, among threads that sleep. llama.cpp is told its number of threads, and
+    its OpenMP that they sleep as well.
     """
-    ours = model.partition(":")[0] in ("smollm2", "gguf", "toy")
+    kind = model.partition(":")[0]
+    divides_itself = kind in ("smollm2", "gguf", "llamacpp", "toy")
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1" if ours else str(threads))
+        os.environ.setdefault(name, "1" if divides_itself else str(threads))
+    if kind == "llamacpp":
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _worker_name() -> str:

@@ -12,13 +12,14 @@ from tokenmill.worker.models.llamacpp.cells import CellContexts
 from tokenmill.worker.models.llamacpp.library import llama
 from tokenmill.worker.models.llamacpp.session import Session
 from tokenmill.worker.models.llamacpp.weights import Weights
-from tokenmill.worker.models.memory import PARKED_CONTEXTS, affordable
+from tokenmill.worker.models.memory import affordable
 
+_PARKED_CONTEXTS = 4  # few: attention looks at every cell in use, for every token, also at those of others
 _PROBE_CELLS = 256
 
 
 class LlamaCppModel(ContextModel[CellContexts]):
-    """A model with contexts of up to ``max_context`` tokens for ``slots`` requests and some parked, in llama.cpp.
+    """A model with contexts of up to ``max_context`` tokens for ``slots`` requests and a few parked, in llama.cpp.
 
     llama.cpp writes to all of its memory when it begins. So that is as much as the slots can fill, or the budget
     allows; the parked contexts have what the running ones leave. Raises ``ModelLoadError`` for more sequences than
@@ -30,7 +31,7 @@ class LlamaCppModel(ContextModel[CellContexts]):
             raise ModelLoadError(f"llama.cpp computes {most} sequences at most; lower --slots")
         capacity = (kv_memory_mib << 20) // _bytes_per_token(weights, threads)
         max_context = affordable(min(max_context, weights.trained_context), capacity, kv_memory_mib)
-        n_contexts = min(slots + PARKED_CONTEXTS, most)
+        n_contexts = min(slots + _PARKED_CONTEXTS, most)
         n_cells = min(capacity, slots * max_context)
         self._session = Session(weights, n_cells=n_cells, n_sequences=n_contexts, threads=threads)
         contexts = CellContexts(self._session, n_contexts, max_context)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.worker.engine import ContinuousBatcher
 from tokenmill.worker.engine.model import Model
 from tokenmill.worker.models import LoadedModel, load_model
 
@@ -56,6 +57,24 @@ def test_the_account_of_the_memory_is_right_to_the_last_cell(model: Any) -> None
     close(forward(model, (0, 0, prompts[3][:24])), forward(model, (3, 23, prompts[3][23:24])))
     model.truncate(2, 0)
     close(forward(model, (2, 0, prompts[0][:40] + PROMPT)), expected)
+
+
+def test_requests_that_outgrow_the_memory_lose_nothing(
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(batcher: ContinuousBatcher) -> list[list[int]]:
+        for i in range(8):
+            batcher.submit([*PROMPT, *PROMPT, i], max_tokens=30, ignore_eos=True)
+        return [finished.output for finished in sorted(batcher.run(), key=lambda finished: finished.handle)]
+
+    expected = outputs(ContinuousBatcher(load(slots=8).model, 8))
+    monkeypatch.setattr("tokenmill.worker.models.llamacpp.model._bytes_per_token", lambda *_: 1 << 12)
+    small: Any = load(slots=8, kv_memory_mib=1).model
+    nobody = np.zeros(0, np.int32)
+    assert small.shortage(nobody, nobody) == -256  # tokens, where the requests need 8 x 51, of which they share 20
+    batcher = ContinuousBatcher(small, 8)
+    assert outputs(batcher) == expected
+    assert batcher.n_preempted
 
 
 @pytest.mark.parametrize("outcome", [2, -3, "interrupt"])
