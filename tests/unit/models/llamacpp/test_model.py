@@ -64,14 +64,14 @@ def test_requests_that_outgrow_the_memory_lose_nothing(
 ) -> None:
     def outputs(batcher: ContinuousBatcher) -> list[list[int]]:
         for i in range(8):
-            batcher.submit([*PROMPT, *PROMPT, i], max_tokens=30, ignore_eos=True)
+            batcher.submit([*PROMPT, *PROMPT, i], max_tokens=42, ignore_eos=True)
         return [finished.output for finished in sorted(batcher.run(), key=lambda finished: finished.handle)]
 
     expected = outputs(ContinuousBatcher(load(slots=8).model, 8))
     monkeypatch.setattr("tokenmill.worker.models.llamacpp.model._bytes_per_token", lambda *_: 1 << 12)
     small: Any = load(slots=8, kv_memory_mib=1).model
     nobody = np.zeros(0, np.int32)
-    assert small.shortage(nobody, nobody) == -256  # tokens, where the requests need 8 x 51, of which they share 20
+    assert small.shortage(nobody, nobody) == -256  # tokens, where the requests need 8 x 63, of which they share 20
     batcher = ContinuousBatcher(small, 8)
     assert outputs(batcher) == expected
     assert batcher.n_preempted
