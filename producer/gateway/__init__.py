@@ -1,0 +1,1 @@
+"""The HTTP gateway: OpenAI's API and asynchronous jobs in front of the queue."""
