@@ -23,6 +23,8 @@ def draw(plot: Plot, folder: Path) -> Path:
     axes = figure.subplots()
     for line in plot.lines:
         axes.plot(line.x, line.y, marker="o", markersize=4, label=line.label)
+        for x, y, mark in zip(line.x, line.y, line.marks, strict=False):
+            axes.annotate(mark, (x, y), xytext=(4, -9), textcoords="offset points", fontsize=7, color="0.4")
     if plot.log:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)

@@ -1,4 +1,4 @@
-"""Functions in a process of their own, whose maths libraries have one thread, as in a worker."""
+"""Functions in a process of their own, whose maths libraries have the threads that they have in a worker."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_THREADS = "OPENBLAS_NUM_THREADS"  # read once, when NumPy is imported
+_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # read once, when the libraries are loaded
 
 
 class Process:
@@ -27,14 +27,15 @@ class Process:
 @contextmanager
 def process() -> Iterator[Process]:
     """One more process; our models divide their work themselves."""
-    before: Any = os.environ.get(_THREADS)
-    os.environ[_THREADS] = "1"
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(_THREADS)
     executor = ProcessPoolExecutor(1, get_context("spawn"))
     try:
         executor.submit(os.getpid).result()  # it starts now, with this environment
     finally:
-        del os.environ[_THREADS]
-        if before is not None:
-            os.environ[_THREADS] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
     with executor:
         yield Process(executor)

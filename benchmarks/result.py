@@ -40,6 +40,7 @@ class Line(Struct):
     label: str
     x: list[float]
     y: list[float]
+    marks: list[str] = field(default_factory=list)  # what stands at its points
 
 
 class Plot(Struct):

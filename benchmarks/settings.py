@@ -13,24 +13,24 @@ ROOT = Path(__file__).parent.parent
 PEERS = ROOT / ".venv-peers"
 TRACES = Path("../shared/data")
 QUESTIONS = TRACES / "mt_bench_questions.jsonl"
-TOY = "toy"
+TOY, LLAMACPP = "toy", "llamacpp"
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A model on the code that computes it."""
 
-    name: str  # numpy, fast; toy computes nothing
+    name: str  # numpy, fast, llamacpp; toy computes nothing
     model: str
 
     def options(self) -> list[str]:
         """Of ``tokenmill worker``."""
-        chosen = [] if self.name == TOY else ["--backend", self.name]
+        chosen = [] if self.name in (TOY, LLAMACPP) else ["--backend", self.name]
         return ["--model", self.model, *chosen]
 
     def load(self, *, slots: int, threads: int, max_context: int = DEFAULTS.max_context) -> LoadedModel:
         """The model in this process."""
-        backend = DEFAULTS.backend if self.name == TOY else self.name
+        backend = DEFAULTS.backend if self.name in (TOY, LLAMACPP) else self.name
         return load_model(self.model, slots=slots, threads=threads, max_context=max_context, backend=backend)
 
 

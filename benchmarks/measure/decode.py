@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from benchmarks.environments import PeerError
 from benchmarks.processes import process
 from benchmarks.result import Line, Plot, Result, Table
 from benchmarks.samples import ratio, spread
-from benchmarks.settings import TOY, Backend, Bench
+from benchmarks.settings import LLAMACPP, TOY, Backend, Bench
 from tokenmill.worker.engine import Batch
 from tokenmill.worker.engine.model import Model
 from tokenmill.worker.models.registry import smollm2_path
@@ -25,7 +27,8 @@ PREFILL_TOKENS = 512
 LLAMA_BENCH = "llama-bench, one sequence"
 ABOUT = (
     f"Bare model calls, without engine, sampling or broker: every sequence has {PREFIX} tokens before and makes up to "
-    f"{MOST_STEPS} more, chosen greedily. `llama-bench` is measured in the same rounds, on the same file."
+    f"{MOST_STEPS} more, chosen greedily. `llama-bench` is measured in the same rounds, on the same file; `llamacpp` "
+    "is llama.cpp behind our interface."
 )
 Key = tuple[str, int]  # backend, threads
 
@@ -36,17 +39,25 @@ def measure(bench: Bench) -> Result:
     rates: dict[tuple[Key, int], list[float]] = defaultdict(list)
     single: dict[int, list[float]] = defaultdict(list)
     result = Result("decode", "Decoding by batch size", ABOUT)
+    backends = (*bench.backends, *_llama_cpp(bench))
     with ExitStack() as stack:
-        runners = {(backend, n): stack.enter_context(process()) for backend in bench.backends for n in threads}
+        runners = {(backend, n): stack.enter_context(process()) for backend in backends for n in threads}
         for _ in range(bench.rounds):
             for (backend, n), run in runners.items():
                 for size in sizes:
                     rates[(backend.name, n), size].append(run(step_rate, backend, n, max(sizes), size))
             if bench.best.name != TOY:
                 _llama_bench(bench, threads, single, result)
-    _tabulate(result, bench, threads, sizes, rates, single)
+    _tabulate(result, backends, threads, sizes, rates, single)
     _judge(result, bench, sizes, rates, single)
     return result
+
+
+def _llama_cpp(bench: Bench) -> tuple[Backend, ...]:
+    """The backend that others than llama models need, on the same file."""
+    if bench.best.name == TOY or not find_spec("llama_cpp"):
+        return ()
+    return (Backend(LLAMACPP, f"llamacpp:{smollm2_path()}"),)
 
 
 def step_rate(backend: Backend, threads: int, n_contexts: int, size: int) -> float:
@@ -90,14 +101,14 @@ def _llama_bench(bench: Bench, threads: tuple[int, ...], single: dict[int, list[
 
 def _tabulate(
     result: Result,
-    bench: Bench,
+    backends: Sequence[Backend],
     threads: tuple[int, ...],
     sizes: tuple[int, ...],
     rates: dict[tuple[Key, int], list[float]],
     single: dict[int, list[float]],
 ) -> None:
     rows, lines = [], []
-    for backend in bench.backends:
+    for backend in backends:
         for n in threads:
             key = (backend.name, n)
             found = [spread(rates[key, size]) for size in sizes]
