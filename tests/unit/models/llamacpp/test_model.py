@@ -16,8 +16,8 @@ from tokenmill.worker.engine.model import Model
 from tokenmill.worker.models import LoadedModel, load_model
 
 from ..backends import forward, needs_llamacpp
-from ..conftest import HEAD_DIM
-from .mamba import write_mamba
+from ..conftest import HEAD_DIM, VOCABULARY, metadata
+from .architectures import WINDOW, write_gemma3, write_mamba
 
 pytestmark = needs_llamacpp()
 
@@ -166,6 +166,26 @@ def test_a_file_that_is_missing_or_something_else_is_named(tmp_path: Path) -> No
         load_model(f"llamacpp:{text}", slots=1)
     with pytest.raises(ModelLoadError, match=r"cannot read the model file .*nowhere\.gguf: No such file"):
         load_model(f"llamacpp:{tmp_path / 'nowhere.gguf'}", slots=1)
+
+
+def test_sliding_windows_can_go_back_and_be_shared(tmp_path: Path) -> None:
+    loaded = load_model(f"llamacpp:{write_gemma3(tmp_path / 'gemma.gguf')}", slots=4)
+    model: Any = loaded.model
+    prompt = PROMPT * 3  # many times as long as the window
+    expected = forward(model, (0, 0, prompt))
+    far = [*prompt[:-WINDOW], 99, *prompt[1 - WINDOW :]]
+    assert not np.allclose(forward(model, (1, 0, far)), expected)
+    model.truncate(0, 12)
+    close(forward(model, (0, 12, prompt[12:])), expected)
+    assert model.share(0, 2, 17) == 17
+    close(forward(model, (2, 17, prompt[17:])), expected)
+
+
+def test_a_file_without_vocabulary_takes_token_ids_only(load: Callable[..., LoadedModel]) -> None:
+    bare = {key: None for key in metadata() if key.startswith("tokenizer.")}
+    loaded = load(bare | {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": len(VOCABULARY)})
+    assert loaded.tokenizer is None
+    assert forward(loaded.model, (0, 0, PROMPT)).shape == (1, len(VOCABULARY))
 
 
 def test_memory_that_cannot_go_back_is_refused(tmp_path: Path) -> None:
