@@ -64,9 +64,18 @@ class AsyncClient:
         request = self._request(prompt, messages, params)
         return await self._submit(request, when_full, _deadline(timeout))
 
-    async def wait(self, request_id: str, timeout: float | None = None) -> Reply:
-        """The reply to a request; raises NoReplyError after ``timeout`` seconds, and ReplyGoneError."""
-        return await self._wait(Waiter(request_id), _deadline(timeout))
+    async def send(self, request: StrictRequest, *, when_full: WhenFull = "wait", timeout: float | None = None) -> str:
+        """The same with a request that is made already."""
+        return await self._submit(msgspec.structs.replace(request, reply_to=self.name), when_full, _deadline(timeout))
+
+    async def wait(
+        self, request_id: str, timeout: float | None = None, *, request: StrictRequest | None = None
+    ) -> Reply:
+        """The reply to a request; raises NoReplyError after ``timeout`` seconds, and ReplyGoneError.
+
+        With the ``request`` itself, one that the broker has forgotten is sent again.
+        """
+        return await self._wait(Waiter(request_id, request), _deadline(timeout))
 
     async def generate(
         self,

@@ -75,6 +75,31 @@ def tokens(keys: Keys, request_id: str, after: str) -> Call[list[TokenEntry]]:
     return Call(command, lambda streams: [token_entry(*entry) for _, entries in streams or () for entry in entries])
 
 
+def workers(keys: Keys) -> Call[list[str]]:
+    """Names of workers that have registered lately."""
+    return Call(("ZRANGE", keys.workers, 0, -1), lambda names: [name.decode() for name in names])
+
+
+def worker_status(keys: Keys, worker: str) -> Call[bytes | None]:
+    """What a worker last said of itself (JSON); it expires when the worker is silent."""
+    return Call(("GET", keys.worker(worker)), _as_it_is)
+
+
+def keep_job(keys: Keys, job_id: str, record: bytes, ttl_ms: int) -> Call[Any]:
+    """Keep what the gateway has to know of a job."""
+    return Call(("SET", keys.job(job_id), record, "PX", ttl_ms), _as_it_is)
+
+
+def job(keys: Keys, job_id: str) -> Call[bytes | None]:
+    """What was kept of a job."""
+    return Call(("GET", keys.job(job_id)), _as_it_is)
+
+
+def ping() -> Call[Any]:
+    """Whether the broker answers."""
+    return Call(("PING",), _as_it_is)
+
+
 def poke(keys: Keys, name: str) -> list[Call[Any]]:
     """Wake who blocks on the replies of ``name``: an entry without an id, on a stream that soon expires."""
     stream = keys.replies(name)

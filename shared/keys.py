@@ -61,6 +61,10 @@ class Keys:
         """String: which request an idempotency key stands for."""
         return f"{self._prefix}idem:{key}"
 
+    def job(self, job_id: str) -> str:
+        """String: the requests of one job of the gateway (JSON)."""
+        return f"{self._prefix}job:{job_id}"
+
     def own(self, worker: str) -> str:
         """Zset: id → fence of what a worker owns."""
         return f"{self._prefix}own:{worker}"

@@ -39,6 +39,13 @@ class Settings:
     # who watches a process
     metrics_host: str = _setting("127.0.0.1", "Address that /metrics, /livez and /readyz listen on.")
     metrics_port: int | None = _setting(None, "Port of /metrics, /livez and /readyz; 0 takes a free one.")
+    # the gateway
+    host: str = _setting("127.0.0.1", "Address that the gateway listens on.")
+    port: int = _setting(8080, "Port that the gateway listens on.")
+    rate_limit: int = _setting(0, "Calls a minute that one API key may make; 0 is no limit.")
+    max_pending: int = _setting(1000, "Requests of one API key that may wait or run at the same time; 0 is no limit.")
+    max_body_bytes: int = _setting(2 * 1024 * 1024, "Largest body of a call.")
+    request_timeout_s: float = _setting(600.0, "Seconds that a call may wait for its whole answer.")
     # the broker
     lease_ms: int = _setting(10_000, "Milliseconds that a worker owns a request without renewing it.")
     reply_ttl_ms: int = _setting(3_600_000, "Milliseconds that a reply is kept.")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tokenmill.producer.client import NoReplyError, ReplyGoneError
+from tokenmill.producer.request import IdInUseError, QueueFullError
+from tokenmill.shared.errors import BrokerUnreachableError, UsageError
 from tokenmill.shared.protocol import Reply
 
 TOO_SLOW = "timeout"
@@ -71,3 +74,27 @@ def failure(reply: Reply) -> ApiError | None:
     if reply.finish_reason == "cancelled":
         return ApiError(409, "the request was cancelled", code="cancelled")
     return None
+
+
+_BROKER_RETRY_S = 5.0
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What is answered for an error of ours; anything unknown is a 500 that tells nothing of its cause."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return RetryLater(429, str(error), error.retry_after, code="queue_full")
+        case IdInUseError():
+            return ApiError(409, str(error), code="idempotency_conflict")
+        case UsageError():
+            return BadRequest(str(error))
+        case BrokerUnreachableError():
+            return RetryLater(503, "the broker is away: try again later", _BROKER_RETRY_S, code="broker_away")
+        case NoReplyError():
+            return ApiError(504, "the request was not finished in time", code=TOO_SLOW)
+        case ReplyGoneError():
+            return ApiError(410, "the reply has expired", code="reply_gone")
+        case _:
+            return ApiError(500, "internal error; the log of the gateway says more", code="internal_error")

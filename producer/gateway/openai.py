@@ -11,9 +11,10 @@ from tokenmill.producer.gateway.dialect import Dialect, answer_of, parse, reques
 from tokenmill.producer.gateway.errors import ApiError, BadRequest
 from tokenmill.shared.protocol import Reply, StrictRequest
 
-__all__ = ["DIALECTS", "ApiError", "BadRequest", "to_requests", "to_response"]
+__all__ = ["CHAT", "COMPLETIONS", "DIALECTS", "ApiError", "BadRequest", "to_requests", "to_response"]
 
-DIALECTS: dict[str, Dialect[Any]] = {"/v1/chat/completions": Chat(), "/v1/completions": Completions()}
+CHAT, COMPLETIONS = Chat(), Completions()
+DIALECTS: dict[str, Dialect[Any]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 
 def to_requests(url: str, body: Any, *, request_id: str) -> list[StrictRequest]:
