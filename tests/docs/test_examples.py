@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ..waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -49,6 +53,27 @@ def node() -> str:
         if done.returncode:
             pytest.skip(f"`npm install redis` failed: {done.stderr.strip()[-300:]}")
     return program
+
+
+@pytest.fixture
+def gateway(real_model: str) -> Iterator[str]:
+    """Address of a gateway."""
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    command = [sys.executable, "-m", "tokenmill.shared.cli", "-q", "serve", "--redis", real_model, "--port", str(port)]
+    process = subprocess.Popen(command)
+    eventually(lambda: process.poll() is not None or listens(port))
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def run(*command: str, redis: str, **environment: str) -> str:
@@ -108,6 +133,17 @@ def test_the_client_for_event_loops_waits_for_many_at_once(real_model: str) -> N
     assert len(json.loads(first.replace("'", '"'))) == 16
     assert " Paris" in output
     assert (cancel, reason) == ("signalled", "cancelled")
+
+
+def test_curl_completes_streams_and_follows_a_job(real_model: str, gateway: str) -> None:
+    tool("curl", "`apt install curl`")
+    output = run("/bin/sh", str(EXAMPLES / "curl.sh"), redis=real_model, TOKENMILL_URL=gateway)
+    assert "Paris" in json.loads(output.splitlines()[0])["choices"][0]["text"]
+    assert "data: [DONE]" in output
+    jobs = [json.loads(line) for line in output.splitlines() if line.startswith('{"id"')][1:]
+    counts = {"total": 3, "queued": 0, "running": 0, "succeeded": 2, "failed": 1, "cancelled": 0}
+    assert [job["counts"] for job in jobs] == [counts, counts]
+    assert output.count("event: item") == 3
 
 
 @pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.[!j]*")), ids=lambda path: path.name)
