@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz bench peers bench-engine bench-broker docs dashboards clean
+.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz fuzz-http bench peers bench-engine bench-broker docs dashboards clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ chaos-full: $(VENV)/.installed-dev  ## The long run: 20,000 requests, 320 kills,
 
 fuzz: $(VENV)/.installed-dev  ## Push 20,000 hostile payloads at workers, SEED=1
 	@$(BIN)/python -m tests.fuzz --count 20000 --seed $(SEED)
+
+fuzz-http: $(VENV)/.installed-dev  ## Make up thousands of calls from the gateway's OpenAPI document, SEED=1
+	@$(BIN)/python -m tests.fuzz.http --seed $(SEED)
 
 bench: $(VENV)/.installed-dev  ## Measure everything, and peers where installed; write docs/benchmarks.md; 15 minutes
 	@$(BIN)/python -m benchmarks $(if $(BENCH_ARGS),$(BENCH_ARGS),--write)

@@ -66,7 +66,7 @@ def make_app(
         request_max_body_size=max_body_bytes,
         logging_config=None,
     )
-    declare_streams(app, ("/v1/completions", "/v1/chat/completions"))
+    declare_streams(app)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def serve(url: str, settings: Settings, *, keys: str | None, keys_file: Path | N
     log.info(
         "gateway of queue %s on http://%s:%d, %d API keys", settings.queue, settings.host, settings.port, len(callers)
     )
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # uvicorn raises them again when it has stopped: to stop is no failure
+        signal.signal(number, lambda *_: None)
     uvicorn.run(
         app,
         host=settings.host,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from litestar import Litestar
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Components, OpenAPIMediaType, OpenAPIResponse, Schema, SecurityScheme
-from litestar.openapi.spec.enums import OpenAPIType
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -56,10 +53,18 @@ OPENAPI = OpenAPIConfig(
 )
 
 
-def declare_streams(app: Litestar, paths: tuple[str, ...]) -> None:
-    """Say that these may be answered with server-sent events as well."""
-    events = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING))
-    for path in paths:
-        item: Any = (app.openapi_schema.paths or {})[path]
-        response: OpenAPIResponse = (item.post or item.get).responses["200"]
-        response.content = {**(response.content or {}), "text/event-stream": events}
+def declare_streams(app: Litestar) -> None:
+    """Say which answers are server-sent events, or may be, which the routes' types do not tell."""
+    events = OpenAPIMediaType(schema=Schema(description="Server-sent events."))
+    for path, item in (app.openapi_schema.paths or {}).items():
+        if path.endswith("/completions") and item.post is not None and item.post.responses is not None:
+            answer = item.post.responses["200"]
+            if isinstance(answer, OpenAPIResponse):
+                answer.content = {**(answer.content or {}), _EVENT_STREAM: events}
+        if path.endswith("/events") and item.get is not None and item.get.responses is not None:
+            answer = item.get.responses["200"]
+            if isinstance(answer, OpenAPIResponse):
+                answer.content = {_EVENT_STREAM: events}
+
+
+_EVENT_STREAM = "text/event-stream"

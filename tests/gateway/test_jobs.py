@@ -6,12 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from ..e2e.workplace import SLOW_TOY, Workplace, wait_for
+from ..e2e.workplace import DEADLINE_S, SLOW_TOY, Workplace, wait_for
 from .conftest import KEYS, Gateway
 
 
@@ -222,3 +223,14 @@ def test_what_nobody_waits_for_any_longer_goes_on(http: httpx.Client) -> None:
     assert time.monotonic() - started < 5
     assert early["status"] in ("queued", "running", "succeeded")
     assert http.get(f"/jobs/{job['id']}", params={"wait": 20}).json()["status"] == "succeeded"
+
+
+def test_a_gateway_that_is_told_to_stop_ends_well_after_its_calls(slow: tuple[Workplace, Gateway], keys: str) -> None:
+    gateway = Gateway(slow[0], "--api-keys", keys)
+    with caller(gateway) as http, ThreadPoolExecutor() as pool:
+        job = begin(http, item(max_tokens=60))
+        answer = pool.submit(http.get, f"/jobs/{job['id']}", params={"wait": 20})
+        wait_for(lambda: http.get(f"/jobs/{job['id']}").json()["status"] == "running")
+        gateway.process.terminate()
+        assert answer.result().json()["status"] == "succeeded"
+    assert gateway.process.wait(DEADLINE_S) == 0
