@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # read once, when the libraries are loaded
+_THREADS = {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "300"}  # read once, when the libraries are loaded
 
 
 class Process:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from tokenmill.worker.models.registry import smollm2_path
 SIZES = (1, 8, 32, 64, 128)
 PREFIX, MOST_STEPS, FEWEST_STEPS, ENOUGH_S = 64, 32, 3, 0.7
 PREFILL_TOKENS = 512
+LLAMA_CPP_MOST = 32  # sequences: with more, its prefill alone would take half a minute
 LLAMA_BENCH = "llama-bench, one sequence"
 ABOUT = (
     f"Bare model calls, without engine, sampling or broker: every sequence has {PREFIX} tokens before and makes up to "
@@ -39,25 +39,26 @@ def measure(bench: Bench) -> Result:
     rates: dict[tuple[Key, int], list[float]] = defaultdict(list)
     single: dict[int, list[float]] = defaultdict(list)
     result = Result("decode", "Decoding by batch size", ABOUT)
-    backends = (*bench.backends, *_llama_cpp(bench))
+    contenders = [(backend, n, sizes) for backend in bench.backends for n in threads] + _llama_cpp(bench, sizes)
     with ExitStack() as stack:
-        runners = {(backend, n): stack.enter_context(process()) for backend in backends for n in threads}
+        runners = [stack.enter_context(process()) for _ in contenders]
         for _ in range(bench.rounds):
-            for (backend, n), run in runners.items():
-                for size in sizes:
-                    rates[(backend.name, n), size].append(run(step_rate, backend, n, max(sizes), size))
+            for run, (backend, n, feasible) in zip(runners, contenders, strict=True):
+                for size in feasible:
+                    rates[(backend.name, n), size].append(run(step_rate, backend, n, max(feasible), size))
             if bench.best.name != TOY:
                 _llama_bench(bench, threads, single, result)
-    _tabulate(result, backends, threads, sizes, rates, single)
+    _tabulate(result, sizes, rates, single)
     _judge(result, bench, sizes, rates, single)
     return result
 
 
-def _llama_cpp(bench: Bench) -> tuple[Backend, ...]:
-    """The backend that others than llama models need, on the same file."""
+def _llama_cpp(bench: Bench, sizes: tuple[int, ...]) -> list[tuple[Backend, int, tuple[int, ...]]]:
+    """The backend for architectures that the others cannot compute, on the same file."""
     if bench.best.name == TOY or not find_spec("llama_cpp"):
-        return ()
-    return (Backend(LLAMACPP, f"llamacpp:{smollm2_path()}"),)
+        return []
+    backend = Backend(LLAMACPP, f"llamacpp:{smollm2_path()}")
+    return [(backend, bench.threads, tuple(size for size in sizes if size <= LLAMA_CPP_MOST))]
 
 
 def step_rate(backend: Backend, threads: int, n_contexts: int, size: int) -> float:
@@ -101,19 +102,15 @@ def _llama_bench(bench: Bench, threads: tuple[int, ...], single: dict[int, list[
 
 def _tabulate(
     result: Result,
-    backends: Sequence[Backend],
-    threads: tuple[int, ...],
     sizes: tuple[int, ...],
     rates: dict[tuple[Key, int], list[float]],
     single: dict[int, list[float]],
 ) -> None:
     rows, lines = [], []
-    for backend in backends:
-        for n in threads:
-            key = (backend.name, n)
-            found = [spread(rates[key, size]) for size in sizes]
-            rows.append([f"{backend.name}, {_threads(n)}", *map(str, found)])
-            lines.append(Line(rows[-1][0], [float(size) for size in sizes], [one.value for one in found]))
+    for name, n in dict.fromkeys(key for key, _ in rates):
+        found = {size: spread(rates[(name, n), size]) for size in sizes if ((name, n), size) in rates}
+        rows.append([f"{name}, {_threads(n)}", *map(str, found.values()), *[""] * (len(sizes) - len(found))])
+        lines.append(Line(rows[-1][0], list(map(float, found)), [one.value for one in found.values()]))
     for n, values in single.items():
         if values:
             rows.append([f"{LLAMA_BENCH}, {_threads(n)}", str(spread(values)), *[""] * (len(sizes) - 1)])

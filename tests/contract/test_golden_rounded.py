@@ -1,4 +1,4 @@
-"""SmolLM2 in the fast backend against golden values of llama.cpp in float32."""
+"""SmolLM2 in the backends that round activations to 8 bits, against golden values of llama.cpp in float32."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from tokenmill.worker.engine import Batch
 from tokenmill.worker.engine.model import Model
 from tokenmill.worker.models import load_model
 from tokenmill.worker.models.fast.cpu import instruction_set
+from tokenmill.worker.models.registry import smollm2_path
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason="there are no kernels for this processor")
+from ..unit.models.backends import needs_llamacpp
+
+needs_kernels = pytest.mark.skipif(instruction_set() is None, reason="there are no kernels for this processor")
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model("smollm2", slots=2, backend="fast").model
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("fast", marks=needs_kernels), pytest.param("llamacpp", marks=needs_llamacpp())],
+)
+def model(request: pytest.FixtureRequest) -> Model:
+    if request.param == "llamacpp":
+        return load_model(f"llamacpp:{smollm2_path()}", slots=2, threads=2).model
+    return load_model("smollm2", slots=2, backend=request.param).model
 
 
 def logits(model: Model, tokens: np.ndarray, start: int) -> np.ndarray:
