@@ -35,6 +35,7 @@ NAMES = (  # the most important first: those for which no time is left are left 
     "fill-policy",
     "padding",
     "batching",
+    "gateway",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / "out" / "benchmarks.json"  # the last result of each measurement: one can be repeated alone

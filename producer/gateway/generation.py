@@ -90,7 +90,7 @@ async def _generate(call: Call, desk: Desk, dialect: Dialect[Any], body: Body, k
         raise
     answer = _Answer(call, desk, dialect, body, requests, ids, kept=key is not None)
     if not body.stream:
-        return Response(await answer.whole())
+        return Response(await answer.whole(), headers={"openai-processing-ms": str(round(answer.processing_ms))})
     await answer.begin()
     return Stream(answer.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -112,6 +112,8 @@ class _Answer:
         self._call, self._desk, self._dialect, self._body = call, desk, dialect, body
         self._requests, self._ids, self._kept = requests, ids, kept
         self._unanswered = set(ids)
+        self.processing_ms = 0.0
+        """From enqueue to the last reply."""
         self._created = int(time.time())
         self._pieces: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
@@ -121,6 +123,7 @@ class _Answer:
         try:
             replies = await self._desk.while_there(self._call, self._desk.replies(self._ids, self._requests))
             self._unanswered.clear()
+            self.processing_ms = max(reply.e2e_ms or 0.0 for reply in replies)
             return answer_of(self._dialect, self._body, replies, answer_id=self._ids[0], created=self._created)
         finally:
             self._leave()
