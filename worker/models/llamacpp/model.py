@@ -59,13 +59,16 @@ class LlamaCppModel(ContextModel[CellContexts]):
 def _bytes_per_token(weights: Weights, threads: int) -> int:
     """What keys and values of one token take, found by computing two: architectures differ too much to tell.
 
-    Raises ``ModelLoadError`` if the second cannot be taken back.
+    Raises ``ModelLoadError`` if they cannot be computed, or the second cannot be taken back.
     """
     probe = Session(weights, n_cells=_PROBE_CELLS, n_sequences=1, threads=threads)
     zero, unwanted = np.zeros(1, np.int32), np.zeros(1, np.bool_)
     sizes = []
     for position in (0, 1):
-        probe.decode(zero, zero + position, zero, unwanted)
+        try:
+            probe.decode(zero, zero + position, zero, unwanted)
+        except RuntimeError as error:
+            raise ModelLoadError(f"{weights.path}: {error}") from error
         sizes.append(probe.size(0))
     if not probe.remove(0, 1):
         raise ModelLoadError(

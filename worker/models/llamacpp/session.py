@@ -40,6 +40,8 @@ class Session:
             )
         weakref.finalize(self, _free, self._pointer, weights)
         self._memory = llama.llama_get_memory(self._pointer)
+        if not self._memory:
+            raise ModelLoadError(f"{weights.path} is not a language model: it keeps nothing of the tokens before")
         self._vocab_size = weights.vocab_size
         self.n_cells = int(llama.llama_n_ctx(self._pointer))  # llama.cpp rounds up
         self._sequences = np.arange(n_sequences, dtype=np.int32)

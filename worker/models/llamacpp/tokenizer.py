@@ -24,7 +24,7 @@ class LlamaCppTokenizer:
         self._strips_right = {i for i in self._control.values() if attributes[i] & llama.LLAMA_TOKEN_ATTR_RSTRIP}
         self._any_control = one_of(self._control)
         first = llama.llama_vocab_bos(self._vocab)
-        self._prefix = [int(first)] if llama.llama_vocab_get_add_bos(self._vocab) else []
+        self._prefix = [int(first)] if llama.llama_vocab_get_add_bos(self._vocab) and first >= 0 else []
         named = {"bos_token": first, "eos_token": llama.llama_vocab_eos(self._vocab)}
         source = llama.llama_model_chat_template(weights.model, None)
         self._chat = ChatTemplate(
@@ -36,7 +36,7 @@ class LlamaCppTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt; the text of control tokens in it is ordinary text."""
-        return self._tokenize(text, add_special=True)
+        return self._prefix + self._tokenize(text)
 
     def render_chat(self, messages: Messages) -> str:
         """The conversation through the file's own template, up to the start of the answer."""
@@ -50,7 +50,7 @@ class LlamaCppTokenizer:
             if i % 2:
                 ids.append(self._control[part])
             elif part := self._stripped(part, parts[i - 1 : i], parts[i + 1 : i + 2]):
-                ids += self._tokenize(part, add_special=False)
+                ids += self._tokenize(part)
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -71,12 +71,13 @@ class LlamaCppTokenizer:
             text = text.rstrip()
         return text
 
-    def _tokenize(self, text: str, *, add_special: bool) -> list[int]:
+    def _tokenize(self, text: str) -> list[int]:
+        """Token ids of text without control tokens, and without what llama.cpp might put around it."""
         data = text.encode()
-        size = len(data) + 2  # a token for every byte, the first and the last
+        size = len(data) + 1  # bytes, and the space that SentencePiece puts before them
         while True:
             ids = (ctypes.c_int32 * size)()
-            n = llama.llama_tokenize(self._vocab, data, len(data), ids, size, add_special, False)
+            n = llama.llama_tokenize(self._vocab, data, len(data), ids, size, False, False)
             if n >= 0:
                 return list(ids[:n])
             size = -n

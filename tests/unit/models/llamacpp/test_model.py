@@ -194,6 +194,26 @@ def test_memory_that_cannot_go_back_is_refused(tmp_path: Path) -> None:
         load_model(f"llamacpp:{path}", slots=2)
 
 
+@pytest.mark.parametrize(
+    ("function", "answer", "line"),
+    [
+        ("llama_get_memory", None, "not a language model"),
+        ("llama_model_has_encoder", True, "not a decoder-only language model"),
+        ("llama_model_is_diffusion", True, "is a diffusion model"),
+        ("llama_init_from_model", None, r"no room for .* tokens .*; lower --kv-memory-mib"),
+        ("llama_decode", -3, r"could not compute a step of 1 tokens \(-3\)"),
+    ],
+)
+def test_a_model_that_cannot_generate_here_is_refused(
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, function: str, answer: object, line: str
+) -> None:
+    from tokenmill.worker.models.llamacpp.library import llama
+
+    monkeypatch.setattr(llama, function, lambda *_: answer)
+    with pytest.raises(ModelLoadError, match=line):
+        load()
+
+
 def test_more_slots_than_sequences_are_refused(load: Callable[..., LoadedModel]) -> None:
     with pytest.raises(ModelLoadError, match=r"256 sequences at most; lower --slots"):
         load(slots=257)
