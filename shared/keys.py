@@ -65,6 +65,14 @@ class Keys:
         """String: the requests of one job of the gateway (JSON)."""
         return f"{self._prefix}job:{job_id}"
 
+    def batch(self, batch_id: str) -> str:
+        """Hash: the state of a batch of requests."""
+        return f"{self._prefix}batch:{batch_id}"
+
+    def batches(self, caller: str) -> str:
+        """Zset: ids of a caller's batches → when they were made."""
+        return f"{self._prefix}batches:{caller}"
+
     def own(self, worker: str) -> str:
         """Zset: id → fence of what a worker owns."""
         return f"{self._prefix}own:{worker}"

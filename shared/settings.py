@@ -46,6 +46,12 @@ class Settings:
     max_pending: int = _setting(1000, "Requests of one API key that may wait or run at the same time; 0 is no limit.")
     max_body_bytes: int = _setting(2 * 1024 * 1024, "Largest body of a call.")
     request_timeout_s: float = _setting(600.0, "Seconds that a call may wait for its whole answer.")
+    # batches
+    files_dir: str = _setting(
+        "tokenmill-files", "Folder of the files of batches, which gateways and batch workers share."
+    )
+    max_batch_lines: int = _setting(50_000, "Lines of one batch at most.")
+    max_file_bytes: int = _setting(200 * 1024 * 1024, "Largest file that may be uploaded.")
     # the broker
     lease_ms: int = _setting(10_000, "Milliseconds that a worker owns a request without renewing it.")
     reply_ttl_ms: int = _setting(3_600_000, "Milliseconds that a reply is kept.")
