@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import Litestar, MediaType, Request, Response, Router, get
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -18,7 +18,8 @@ from litestar.exceptions import HTTPException
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult, DefineMiddleware
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
-from tokenmill.producer.gateway import generation, job_routes
+from tokenmill.producer.batches.office import Office
+from tokenmill.producer.gateway import batch_routes, file_routes, generation, job_routes
 from tokenmill.producer.gateway.desk import Desk
 from tokenmill.producer.gateway.dialect import blame
 from tokenmill.producer.gateway.errors import ApiError, as_api_error
@@ -32,6 +33,13 @@ log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 _OPEN = ("/livez", "/readyz", "/docs")  # no key is asked for
+FILES: tuple[ControllerRouterHandler, ...] = (
+    file_routes.upload_file,
+    file_routes.list_files,
+    file_routes.show_file,
+    file_routes.read_file,
+    file_routes.delete_file,
+)
 ROUTES: tuple[ControllerRouterHandler, ...] = (
     generation.list_models,
     generation.show_model,
@@ -41,24 +49,28 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     job_routes.show_job,
     job_routes.follow_job,
     job_routes.cancel_job,
+    batch_routes.create_batch,
+    batch_routes.list_batches,
+    batch_routes.show_batch,
+    batch_routes.cancel_batch,
 )
 
 
-def make_app(
-    make_desk: Callable[[], Desk], *, max_body_bytes: int, more_routes: Sequence[ControllerRouterHandler] = ()
-) -> Litestar:
+def make_app(make_desk: Callable[[], Desk], office: Office, *, max_body_bytes: int, max_upload_bytes: int) -> Litestar:
     """The application; its desk is made when the event loop runs."""
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.desk = desk = make_desk()
         app.state.jobs = Jobs(desk)
+        app.state.office = office
         yield
         await desk.aclose()
 
+    files = Router("/", route_handlers=FILES, request_max_body_size=max_upload_bytes)
     app = Litestar(
-        [*ROUTES, *more_routes, live, ready],
-        dependencies={name: Provide(_part(name), sync_to_thread=False) for name in ("desk", "jobs")},
+        [*ROUTES, files, live, ready],
+        dependencies={name: Provide(_part(name), sync_to_thread=False) for name in ("desk", "jobs", "office")},
         exception_handlers={HTTPException: _http_error, Exception: _error},
         lifespan=[lifespan],
         middleware=[_with_request_id, DefineMiddleware(_Keys)],

@@ -28,9 +28,11 @@ from tokenmill.shared.settings import DEFAULTS
 @option("rate_limit", type=click.IntRange(min=0))
 @option("max_pending", type=click.IntRange(min=0))
 @option("max_body_bytes")
+@option("files_dir")
+@option("max_file_bytes")
 @option("request_timeout_s", type=click.FloatRange(min=0, min_open=True))
 def serve(redis: str | None, api_keys: str | None, api_keys_file: Path | None, **given: Any) -> None:
-    """Serve a queue over HTTP: OpenAI's completions and chats, and jobs that are answered at once.
+    """Serve a queue over HTTP: OpenAI's completions, chats, files and batches, and jobs that are answered at once.
 
     Documentation is at /docs. Thousands of callers share two connections to the broker.
     """

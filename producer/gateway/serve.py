@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tokenmill.producer.aio import AsyncClient
+from tokenmill.producer.batches.office import Office
 from tokenmill.producer.gateway.app import make_app
 from tokenmill.producer.gateway.callers import Callers
 from tokenmill.producer.gateway.desk import Desk
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DRAIN_S = 30
+_FORM_BYTES = 1 << 16  # of an upload, around its file
 
 
 def serve(url: str, settings: Settings, *, keys: str | None, keys_file: Path | None) -> None:
@@ -36,7 +38,9 @@ def serve(url: str, settings: Settings, *, keys: str | None, keys_file: Path | N
         client = AsyncClient(url, settings.queue)
         return Desk(client, callers, quotas, timeout_s=settings.request_timeout_s)
 
-    app = make_app(make_desk, max_body_bytes=settings.max_body_bytes)
+    uploads = settings.max_file_bytes + _FORM_BYTES
+    office = Office.of(url, settings)
+    app = make_app(make_desk, office, max_body_bytes=settings.max_body_bytes, max_upload_bytes=uploads)
     log.info(
         "gateway of queue %s on http://%s:%d, %d API keys", settings.queue, settings.host, settings.port, len(callers)
     )

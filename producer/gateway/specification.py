@@ -46,8 +46,8 @@ OPENAPI = OpenAPIConfig(
     title="Tokenmill",
     version="1",
     path="/docs",
-    description="Batched text generation behind a queue: OpenAI's completions and chats, and jobs that are accepted at "
-    "once and asked about later.",
+    description="Batched text generation behind a queue: OpenAI's completions, chats, files and batches, and jobs "
+    "that are accepted at once and asked about later.",
     security=[{"apiKey": []}],
     components=Components(security_schemes={"apiKey": SecurityScheme(type="http", scheme="bearer")}),
 )
