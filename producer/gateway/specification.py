@@ -54,17 +54,19 @@ OPENAPI = OpenAPIConfig(
 
 
 def declare_streams(app: Litestar) -> None:
-    """Say which answers are server-sent events, or may be, which the routes' types do not tell."""
+    """Say which answers are no JSON, or may be none, which the routes' types do not tell."""
     events = OpenAPIMediaType(schema=Schema(description="Server-sent events."))
+    lines = OpenAPIMediaType(schema=Schema(description="Lines of JSON."))
     for path, item in (app.openapi_schema.paths or {}).items():
         if path.endswith("/completions") and item.post is not None and item.post.responses is not None:
             answer = item.post.responses["200"]
             if isinstance(answer, OpenAPIResponse):
                 answer.content = {**(answer.content or {}), _EVENT_STREAM: events}
-        if path.endswith("/events") and item.get is not None and item.get.responses is not None:
-            answer = item.get.responses["200"]
-            if isinstance(answer, OpenAPIResponse):
-                answer.content = {_EVENT_STREAM: events}
+        for ending, content in (("/events", {_EVENT_STREAM: events}), ("/content", {_LINES: lines})):
+            if path.endswith(ending) and item.get is not None and item.get.responses is not None:
+                answer = item.get.responses["200"]
+                if isinstance(answer, OpenAPIResponse):
+                    answer.content = content
 
 
-_EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM, _LINES = "text/event-stream", "application/jsonl"

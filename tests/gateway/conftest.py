@@ -28,7 +28,8 @@ class Gateway:
             self.port = int(taken.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "tokenmill.shared.cli", "serve", "--redis", workplace.url]
-        command += ["--queue", workplace.queue, "--port", str(self.port), *options]
+        command += ["--queue", workplace.queue, "--port", str(self.port)]
+        command += ["--files-dir", str(workplace.folder / "files"), *options]
         self._log = workplace.folder / f"gateway-{self.port}"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, text=True)
