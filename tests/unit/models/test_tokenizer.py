@@ -64,6 +64,12 @@ def test_what_the_template_refuses_is_a_value_error(load: Callable[..., GgufToke
         load({"tokenizer.chat_template": None}).render_chat([{"role": "user", "content": "hi"}])
 
 
+def test_messages_that_leave_no_mark_free_are_a_value_error(session_tokenizer: GgufTokenizer) -> None:
+    everything = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+    with pytest.raises(ValueError, match=r"all the noncharacters from U\+FDD0 to U\+FDEF"):
+        session_tokenizer.encode_chat([{"role": "user", "content": everything}])
+
+
 def test_a_hostile_template_runs_in_a_sandbox(load: Callable[..., GgufTokenizer]) -> None:
     tokenizer = load({"tokenizer.chat_template": "{{ messages.__class__.__mro__[1].__subclasses__() }}"})
     with pytest.raises(ValueError, match="refuses these messages"):
