@@ -36,6 +36,10 @@ class Settings:
     block_s: float = _setting(0.25, "Seconds that an idle worker waits on the queue before it looks around.")
     stall_timeout_s: float = _setting(60.0, "Seconds after which a step that does not end counts as hung.")
     drain_grace_s: float = _setting(20.0, "Seconds to finish running requests after SIGTERM.")
+    frontend: str = _setting("native", "Where requests come from: native, or rq: jobs of the RQ queue of that name.")
+    rq_serializer: str = _setting(
+        "json", "How RQ jobs are written: json, or pickle, which runs code of whoever may enqueue."
+    )
     # who watches a process
     metrics_host: str = _setting("127.0.0.1", "Address that /metrics, /livez and /readyz listen on.")
     metrics_port: int | None = _setting(None, "Port of /metrics, /livez and /readyz; 0 takes a free one.")

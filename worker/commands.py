@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,12 +17,19 @@ from tokenmill.shared.options import extra_option, option
 from tokenmill.shared.settings import DEFAULTS, Settings
 from tokenmill.worker.signals import StopSignal
 
+if TYPE_CHECKING:
+    from tokenmill.shared.broker import Broker
+    from tokenmill.worker.models import LoadedModel
+    from tokenmill.worker.monitor import Monitor
+
 SWITCH_INTERVAL_S = 0.0005  # the exchange's thread gets in between while the loop's thread computes
 
 
 @click.command(short_help="Run one worker on a queue.")
 @option("redis")
 @option("queue")
+@option("frontend", type=click.Choice(["native", "rq"]))
+@option("rq_serializer", type=click.Choice(["json", "pickle"]))
 @option("model")
 @option("backend", type=click.Choice(["auto", "fast", "numpy"]))
 @option("gpu_layers", type=click.IntRange(min=-1))
@@ -58,7 +65,6 @@ def run_worker(url: str, settings: Settings, stop: StopSignal) -> int:
     _bound_maths_threads(settings.model, settings.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     from tokenmill.shared.broker import Broker, connect
-    from tokenmill.worker.loop import Worker
     from tokenmill.worker.models import load_model
     from tokenmill.worker.monitor import Monitor
 
@@ -75,13 +81,37 @@ def run_worker(url: str, settings: Settings, stop: StopSignal) -> int:
             backend=settings.backend,
             gpu_layers=settings.gpu_layers,
         )
-        present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
-        if present != loaded.fingerprint:
-            raise UsageError(
-                f"queue {settings.queue!r} has the model {present}, this worker {loaded.fingerprint}: "
-                "use another queue, or empty this one and stop its workers first"
-            )
-        return Worker(broker, loaded, settings, name=name, stop=stop, monitor=monitor).run()
+        if settings.frontend == "rq":
+            return _run_jobs(url, loaded, settings, name, stop, monitor)
+        return _run_requests(broker, loaded, settings, name, stop, monitor)
+
+
+def _run_requests(
+    broker: Broker, loaded: LoadedModel, settings: Settings, name: str, stop: StopSignal, monitor: Monitor
+) -> int:
+    """Serve our own queue."""
+    from tokenmill.worker.loop import Worker
+
+    present = broker.register(name, loaded.fingerprint, lease_ms=settings.lease_ms)
+    if present != loaded.fingerprint:
+        raise UsageError(
+            f"queue {settings.queue!r} has the model {present}, this worker {loaded.fingerprint}: "
+            "use another queue, or empty this one and stop its workers first"
+        )
+    return Worker(broker, loaded, settings, name=name, stop=stop, monitor=monitor).run()
+
+
+def _run_jobs(url: str, loaded: LoadedModel, settings: Settings, name: str, stop: StopSignal, monitor: Monitor) -> int:
+    """Serve a queue of RQ."""
+    from tokenmill.shared.broker import connect
+    from tokenmill.worker.leases import Pulse
+    from tokenmill.worker.rq_worker import SlotWorker
+    from tokenmill.worker.runner import Runner
+
+    runner, pulse = Runner.of(loaded, settings, worker=name), Pulse()
+    worker = SlotWorker(connect(url), runner, settings, name=name, stop=stop, pulse=pulse)
+    monitor.watch(runner, pulse, worker, model=loaded.name)
+    return worker.run()
 
 
 def _bound_maths_threads(model: str, threads: int) -> None:

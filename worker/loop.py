@@ -42,14 +42,7 @@ class Worker:
         self._model = loaded.name
         self._stop = stop
         self._pulse = Pulse()
-        self._runner = Runner(
-            loaded,
-            worker=name,
-            slots=settings.slots,
-            max_step_tokens=settings.max_step_tokens,
-            checkpoint_tokens=settings.checkpoint_tokens,
-            max_wait_s=settings.max_wait_ms / 1000,
-        )
+        self._runner = Runner.of(loaded, settings, worker=name)
         self._exchange = Exchange(
             broker,
             name,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -16,11 +16,19 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from tokenmill.shared.exporter import Exporter
 from tokenmill.shared.protocol import WorkerStatus
 from tokenmill.shared.settings import Settings
-from tokenmill.worker.leases import Leases, Pulse
+from tokenmill.worker.leases import Pulse
 from tokenmill.worker.metrics import WorkerMetrics
 from tokenmill.worker.runner import Runner
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Contact(Protocol):
+    """Whatever keeps the worker's requests at the broker."""
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the broker answered."""
 
 
 class Monitor:
@@ -38,7 +46,7 @@ class Monitor:
         self._registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
-        self._worker: tuple[Runner, Pulse, Leases] | None = None
+        self._worker: tuple[Runner, Pulse, Contact] | None = None
         self._stack = ExitStack()
         self.address: str | None = None
         """HOST:PORT of the pages, for those who look for workers to watch."""
@@ -54,9 +62,9 @@ class Monitor:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def watch(self, runner: Runner, pulse: Pulse, leases: Leases, *, model: str) -> None:
+    def watch(self, runner: Runner, pulse: Pulse, contact: Contact, *, model: str) -> None:
         """The model is loaded: from now on tell of the worker made of these."""
-        self._worker = runner, pulse, leases
+        self._worker = runner, pulse, contact
         self._registry.register(WorkerMetrics(runner, queue=self._settings.queue, worker=self._name, model=model))
 
     def status(self, runner: Runner, model: str) -> bytes:
@@ -89,9 +97,9 @@ class Monitor:
         """Why nothing is claimed now, in one line; None if requests are."""
         if self._worker is None:
             return "the model is being loaded"
-        runner, _, leases = self._worker
+        runner, _, contact = self._worker
         if runner.draining:
             return "draining: no more requests are claimed"
-        if leases.silence_s > self._settings.lease_ms / 1000:
-            return f"the broker has not answered for {leases.silence_s:.0f} s"
+        if contact.silence_s > self._settings.lease_ms / 1000:
+            return f"the broker has not answered for {contact.silence_s:.0f} s"
         return self.stalled()

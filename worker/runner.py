@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Self, cast
 
 from tokenmill.shared.broker import Checkpoint, Claim, Finish
 from tokenmill.shared.protocol import Cell, FinishReason, ReplyError
+from tokenmill.shared.settings import Settings
 from tokenmill.worker.engine import CallableModel, ContinuousBatcher, Finished, Step, StepLimit
 from tokenmill.worker.intake import RejectedError, take_in
 from tokenmill.worker.meter import Meter
@@ -73,6 +74,18 @@ class Runner:
         # The batcher wants room for a prefill token beside a full batch of decoding rows.
         limit: StepLimit = "auto" if max_step_tokens is None else max(max_step_tokens, slots + 1)
         self._batcher = ContinuousBatcher(loaded.model, slots, max_step_tokens=limit)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, settings: Settings, *, worker: str) -> Self:
+        """A runner as the settings want it."""
+        return cls(
+            loaded,
+            worker=worker,
+            slots=settings.slots,
+            max_step_tokens=settings.max_step_tokens,
+            checkpoint_tokens=settings.checkpoint_tokens,
+            max_wait_s=settings.max_wait_ms / 1000,
+        )
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -1,0 +1,274 @@
+"""An RQ worker that runs many jobs at the same time, in the slots of one batcher."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis
+from rq import Queue
+from rq.command import parse_payload
+from rq.exceptions import DequeueTimeout
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.serializers import resolve_serializer
+from rq.timeouts import JobTimeoutException
+from rq.utils import now
+from rq.worker import BaseWorker
+
+from tokenmill.shared.broker import Claim, Finish
+from tokenmill.shared.errors import TokenmillError
+from tokenmill.shared.jobs import GENERATE, fields_of
+from tokenmill.shared.settings import Settings
+from tokenmill.worker.engine import ModelSickError
+from tokenmill.worker.leases import Pulse
+from tokenmill.worker.runner import Runner
+from tokenmill.worker.signals import StopSignal
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 15  # after so long without a sign of life a job counts as abandoned; RQ's own grace is a minute longer
+HEARTBEAT_S = 4.0
+MAINTENANCE_S = 5  # between two looks for abandoned jobs
+IDLE_S = 1  # longest wait for a job
+_RETRY_S = 0.5  # while the broker is away
+EXIT_DONE, EXIT_MODEL_SICK = 0, 4
+
+
+class GenerationError(Exception):
+    """A job that could not be generated: what its traceback shows."""
+
+
+class StoppedError(Exception):
+    """A job that was stopped by a command."""
+
+
+@dataclass(slots=True)
+class Running:
+    """One job in one slot."""
+
+    job: Job
+    queue: Queue
+    execution: Execution
+    overdue_at: float
+
+
+@dataclass(slots=True)
+class Ended:
+    """A job of which RQ has to be told: its reply, or why it failed."""
+
+    running: Running
+    reply: dict[str, Any] | None
+    error: BaseException | None = None
+    stopped: bool = False
+
+
+class SlotWorker(BaseWorker):
+    """Takes ``tokenmill.shared.jobs.generate`` from one RQ queue, as many at a time as there are slots.
+
+    One thread does everything in turn: a step of the batcher, then RQ's bookkeeping. What RQ promises of a job holds
+    for each slot: results, retries, callbacks, timeouts, stop commands.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        runner: Runner,
+        settings: Settings,
+        *,
+        name: str,
+        stop: StopSignal,
+        pulse: Pulse,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        serializer = resolve_serializer(settings.rq_serializer)
+        queue = Queue(settings.queue, connection=client, serializer=serializer)
+        super().__init__(
+            [queue], name=name, connection=client, serializer=serializer, maintenance_interval=MAINTENANCE_S
+        )
+        self._runner = runner
+        self._settings = settings
+        self._stop = stop
+        self._pulse = pulse
+        self._clock = clock
+        self._jobs: dict[str, Running] = {}  # by the request's id
+        self._ended: deque[Ended] = deque()
+        self._to_stop: deque[str] = deque()  # executions; filled by the thread that hears commands
+        self._alive_at = self._answered_at = clock()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the broker answered."""
+        return self._clock() - self._answered_at
+
+    def run(self) -> int:
+        """Work until told to stop; returns the exit code."""
+        self.bootstrap("WARNING")
+        log.info("worker %s is ready: RQ queue %s, %d slots", self.name, self.queues[0].name, self._runner.slots)
+        try:
+            while not self._stop.requested:
+                self._turn()
+            self._drain()
+        except ModelSickError as error:
+            log.error("the model fails on every job (%s): giving %d of them back", error, len(self._jobs))
+            return EXIT_MODEL_SICK
+        finally:
+            self._give_back()
+            self.teardown()
+        return EXIT_DONE
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        """How long a job counts as running after a sign of life."""
+        return LEASE_S
+
+    def handle_payload(self, message: Any) -> None:
+        """Hear a command; called by RQ's thread."""
+        command = parse_payload(message)
+        if command["command"] == "stop-job":
+            self._to_stop.extend(e.id for e in list(self.executions.values()) if e.job_id == command.get("job_id"))
+        elif command["command"] == "stop-execution":
+            self._to_stop.append(command["execution_id"])
+        else:
+            super().handle_payload(message)
+
+    def _turn(self) -> None:
+        try:
+            self._claim()
+            self._tell()
+            self._keep_alive()
+            self._answered_at = self._clock()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            log.warning("no broker: %s; jobs in slots go on", error)
+            if not len(self._runner):
+                time.sleep(_RETRY_S)
+        self._end_some()
+        with self._pulse:
+            output = self._runner.step()
+        for finish in output.replies:
+            self._finish(finish)
+
+    def _claim(self) -> None:
+        """Fill the free slots; an idle worker waits a little for a job."""
+        while not self._runner.draining and len(self._jobs) + len(self._ended) < self._runner.slots:
+            idle = not self._jobs and not self._ended
+            try:
+                taken = Queue.dequeue_any(
+                    self.queues,
+                    IDLE_S if idle else None,
+                    connection=self.connection,
+                    job_class=self.job_class,
+                    serializer=self.serializer,
+                    death_penalty_class=self.death_penalty_class,
+                )
+            except DequeueTimeout:
+                return
+            if taken is None:
+                return
+            self._begin(*taken)
+
+    def _begin(self, job: Job, queue: Queue) -> None:
+        job.redis_server_version = self.get_redis_server_version()
+        execution = self.prepare_execution(job)
+        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        job.started_at = now()
+        running = Running(job, queue, execution, self._clock() + (job.timeout or queue.DEFAULT_TIMEOUT))
+        request_id = uuid.uuid4().hex
+        try:
+            payload = _payload(job, request_id)
+        except Exception as error:
+            self._ended.append(Ended(running, None, error))
+            return
+        waited_ms = round((job.started_at - (job.enqueued_at or job.started_at)).total_seconds() * 1000)
+        self._jobs[request_id] = running
+        rejected = self._runner.admit(Claim(request_id, 1, payload, 1, waited_ms, waited_ms, [], ""))
+        if rejected is not None:
+            self._finish(rejected)
+
+    def _finish(self, finish: Finish) -> None:
+        """A reply has come out of a slot."""
+        if (running := self._jobs.pop(finish.id, None)) is None:
+            return
+        reply: dict[str, Any] = msgspec.json.decode(finish.body)
+        reply["id"] = running.job.id
+        error = reply.get("error")
+        problem = GenerationError(f"{error['code']}: {error['message']}") if error else None
+        self._ended.append(Ended(running, reply, problem))
+
+    def _end_some(self) -> None:
+        """Stop what a command wants stopped, and what has taken too long."""
+        stopped = {self._to_stop.popleft() for _ in range(len(self._to_stop))}
+        for request_id, running in list(self._jobs.items()):
+            if running.execution.id in stopped:
+                self._end(request_id, StoppedError("stopped by a command"), stopped=True)
+            elif self._clock() >= running.overdue_at:
+                self._end(
+                    request_id, JobTimeoutException(f"the job took longer than its timeout ({running.job.timeout} s)")
+                )
+
+    def _end(self, request_id: str, error: BaseException, *, stopped: bool = False) -> None:
+        running = self._jobs.pop(request_id)
+        self._runner.end(request_id, 1, "cancelled")
+        self._ended.append(Ended(running, None, error, stopped))
+
+    def _tell(self) -> None:
+        """Tell RQ what has ended; what cannot be told now is told later."""
+        while self._ended:
+            ended = self._ended[0]
+            job, queue, execution = ended.running.job, ended.running.queue, ended.running.execution
+            if ended.error is None:
+                self._finalize_success(job, queue, execution, ended.reply)
+            else:
+                self._stopped_job_id = job.id if ended.stopped else None
+                self._finalize_failure(job, queue, execution, (type(ended.error), ended.error, None))
+            self._ended.popleft()
+
+    def _keep_alive(self) -> None:
+        if self._clock() - self._alive_at < HEARTBEAT_S:
+            return
+        self._alive_at = self._clock()
+        self.heartbeat()
+        for running in [*self._jobs.values(), *(ended.running for ended in self._ended)]:
+            self.maintain_heartbeats(running.job, running.execution)
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()
+
+    def _drain(self) -> None:
+        """Take no more jobs, and finish what ends within the grace period."""
+        self._runner.draining = True
+        deadline = self._clock() + self._settings.drain_grace_s
+        log.info("draining: %d jobs run, up to %.0f s", len(self._jobs), self._settings.drain_grace_s)
+        while (self._jobs or self._ended) and not self._stop.urgent and self._clock() < deadline:
+            self._turn()
+
+    def _give_back(self) -> None:
+        """What still runs goes back to the head of its queue."""
+        try:
+            self._tell()
+            for running in self._jobs.values():
+                with self.connection.pipeline() as pipeline:
+                    self.cleanup_execution(running.job, pipeline=pipeline, execution=running.execution)
+                    running.job.set_status(JobStatus.QUEUED, pipeline=pipeline)
+                    pipeline.lpush(running.queue.key, running.job.id)
+                    pipeline.execute()
+        except redis.RedisError as error:
+            log.warning("no broker: %s; what still ran counts as abandoned in %d s", error, LEASE_S)
+        else:
+            log.info("stopped; %d jobs given back", len(self._jobs))
+        self._jobs.clear()
+
+
+def _payload(job: Job, request_id: str) -> bytes:
+    """The job as a request; raises TokenmillError for what is none."""
+    if job.func_name != GENERATE:
+        raise TokenmillError(f"this worker runs {GENERATE} only, not {job.func_name}: use another queue for that")
+    try:
+        fields = fields_of(*job.args, **job.kwargs)
+    except TypeError as error:
+        raise TokenmillError(f"the job's arguments make no request: {error}") from None
+    return msgspec.json.encode({**fields, "id": request_id, "stream": False})
