@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -33,9 +34,7 @@ from tokenmill.worker.signals import StopSignal
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 15  # after so long without a sign of life a job counts as abandoned; RQ's own grace is a minute longer
-HEARTBEAT_S = 4.0
-MAINTENANCE_S = 5  # between two looks for abandoned jobs
+LEAST_LEASE_S = 2  # RQ counts in whole seconds
 IDLE_S = 1  # longest wait for a job
 _RETRY_S = 0.5  # while the broker is away
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
@@ -73,7 +72,8 @@ class SlotWorker(BaseWorker):
     """Takes ``tokenmill.shared.jobs.generate`` from one RQ queue, as many at a time as there are slots.
 
     One thread does everything in turn: a step of the batcher, then RQ's bookkeeping. What RQ promises of a job holds
-    for each slot: results, retries, callbacks, timeouts, stop commands.
+    for each slot: results, retries, callbacks, timeouts, stop commands. A job without a sign of life for a lease counts
+    as abandoned; RQ's own grace is more than a minute.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class SlotWorker(BaseWorker):
     ) -> None:
         serializer = resolve_serializer(settings.rq_serializer)
         queue = Queue(settings.queue, connection=client, serializer=serializer)
-        super().__init__(
-            [queue], name=name, connection=client, serializer=serializer, maintenance_interval=MAINTENANCE_S
-        )
+        self._lease_s = max(LEAST_LEASE_S, math.ceil(settings.lease_ms / 1000))
+        interval = max(1, self._lease_s // 2)
+        super().__init__([queue], name=name, connection=client, serializer=serializer, maintenance_interval=interval)
         self._runner = runner
         self._settings = settings
         self._stop = stop
@@ -125,7 +125,7 @@ class SlotWorker(BaseWorker):
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """How long a job counts as running after a sign of life."""
-        return LEASE_S
+        return self._lease_s
 
     def handle_payload(self, message: Any) -> None:
         """Hear a command; called by RQ's thread."""
@@ -229,7 +229,7 @@ class SlotWorker(BaseWorker):
             self._ended.popleft()
 
     def _keep_alive(self) -> None:
-        if self._clock() - self._alive_at < HEARTBEAT_S:
+        if self._clock() - self._alive_at < self._lease_s / 4:
             return
         self._alive_at = self._clock()
         self.heartbeat()
@@ -257,7 +257,7 @@ class SlotWorker(BaseWorker):
                     pipeline.lpush(running.queue.key, running.job.id)
                     pipeline.execute()
         except redis.RedisError as error:
-            log.warning("no broker: %s; what still ran counts as abandoned in %d s", error, LEASE_S)
+            log.warning("no broker: %s; what still ran counts as abandoned in %d s", error, self._lease_s)
         else:
             log.info("stopped; %d jobs given back", len(self._jobs))
         self._jobs.clear()
