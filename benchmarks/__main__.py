@@ -36,6 +36,7 @@ NAMES = (  # the most important first: those for which no time is left are left 
     "padding",
     "batching",
     "gateway",
+    "rq",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / "out" / "benchmarks.json"  # the last result of each measurement: one can be repeated alone

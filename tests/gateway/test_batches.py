@@ -70,6 +70,24 @@ def test_a_batch_from_upload_to_download(client: openai.OpenAI) -> None:
     assert batch.completed_at >= batch.in_progress_at >= batch.created_at
 
 
+def test_a_batch_of_chats_on_the_real_model(workplace: Workplace, keys: str) -> None:
+    place = Bureau(workplace)
+    worker = place.start()
+    gateway = serve(place, keys)
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
+    asked = {"custom_id": "hello", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    with gateway.client() as client:
+        begun = client.batches.create(
+            input_file_id=upload(client, [asked]), endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        batch = ended(client, begun.id)
+        [answer] = answers(client, batch.output_file_id)
+    assert answer["custom_id"] == "hello"
+    assert answer["response"]["body"]["choices"][0]["message"]["content"]
+    gateway.close()
+    worker.kill()
+
+
 def test_files_are_listed_read_and_forgotten(client: openai.OpenAI) -> None:
     file_id = upload(client, [line(0)])
     assert client.files.retrieve(file_id).purpose == "batch"

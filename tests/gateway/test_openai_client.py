@@ -7,6 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from tokenmill.worker.models import load_model
+
 from ..e2e.workplace import Workplace, wait_for
 from .conftest import Gateway
 
@@ -60,6 +62,17 @@ def test_a_seed_makes_a_sample_repeatable_and_another_seed_another(client: opena
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_deltas_of_a_stream_are_the_text(client: openai.OpenAI, text: str) -> None:
     wanted: dict[str, Any] = {"model": MODEL, "prompt": text, "max_tokens": 24, "temperature": 1.2, "seed": 5}
+    whole = client.completions.create(**wanted).choices[0].text
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**wanted, stream=True)]
+    assert "".join(pieces) == whole
+
+
+def test_a_prompt_that_ends_within_a_character_goes_on_in_a_stream_as_in_one_piece(client: openai.OpenAI) -> None:
+    tokens = load_model("smollm2", slots=1, max_context=64, backend="numpy").tokenizer
+    assert tokens is not None
+    prompt = tokens.encode("Smile: 🙂")[:-1]
+    assert b"".join(map(tokens.token_bytes, prompt)).decode(errors="ignore") != "Smile: 🙂"
+    wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0}
     whole = client.completions.create(**wanted).choices[0].text
     pieces = [chunk.choices[0].text for chunk in client.completions.create(**wanted, stream=True)]
     assert "".join(pieces) == whole
