@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import redis
 from rq import Queue
+from rq.callbacks import execute_stopped_callback
 from rq.command import parse_payload
-from rq.exceptions import DequeueTimeout
+from rq.exceptions import DequeueTimeout, DeserializationError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.serializers import resolve_serializer
@@ -38,14 +41,11 @@ LEAST_LEASE_S = 2  # RQ counts in whole seconds
 IDLE_S = 1  # longest wait for a job
 _RETRY_S = 0.5  # while the broker is away
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
+_OTHER_SERIALIZER = "enqueue with Queue(…, serializer=…) of the worker's --rq-serializer"
 
 
 class GenerationError(Exception):
     """A job that could not be generated: what its traceback shows."""
-
-
-class StoppedError(Exception):
-    """A job that was stopped by a command."""
 
 
 @dataclass(slots=True)
@@ -175,12 +175,13 @@ class SlotWorker(BaseWorker):
     def _begin(self, job: Job, queue: Queue) -> None:
         job.redis_server_version = self.get_redis_server_version()
         execution = self.prepare_execution(job)
-        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        with suppress(DeserializationError):  # of what it shows as the process's title, after all else is done
+            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
         job.started_at = now()
-        running = Running(job, queue, execution, self._clock() + (job.timeout or queue.DEFAULT_TIMEOUT))
+        running = Running(job, queue, execution, self._overdue_at(job))
         request_id = uuid.uuid4().hex
         try:
-            payload = _payload(job, request_id)
+            payload = _payload(job, request_id, self._settings.rq_serializer)
         except Exception as error:
             self._ended.append(Ended(running, None, error))
             return
@@ -189,6 +190,10 @@ class SlotWorker(BaseWorker):
         rejected = self._runner.admit(Claim(request_id, 1, payload, 1, waited_ms, waited_ms, [], ""))
         if rejected is not None:
             self._finish(rejected)
+
+    def _overdue_at(self, job: Job) -> float:
+        timeout_s = job.timeout or Queue.DEFAULT_TIMEOUT
+        return math.inf if timeout_s < 0 else self._clock() + timeout_s
 
     def _finish(self, finish: Finish) -> None:
         """A reply has come out of a slot."""
@@ -205,13 +210,13 @@ class SlotWorker(BaseWorker):
         stopped = {self._to_stop.popleft() for _ in range(len(self._to_stop))}
         for request_id, running in list(self._jobs.items()):
             if running.execution.id in stopped:
-                self._end(request_id, StoppedError("stopped by a command"), stopped=True)
+                self._end(request_id, None, stopped=True)
             elif self._clock() >= running.overdue_at:
                 self._end(
                     request_id, JobTimeoutException(f"the job took longer than its timeout ({running.job.timeout} s)")
                 )
 
-    def _end(self, request_id: str, error: BaseException, *, stopped: bool = False) -> None:
+    def _end(self, request_id: str, error: BaseException | None, *, stopped: bool = False) -> None:
         running = self._jobs.pop(request_id)
         self._runner.end(request_id, 1, "cancelled")
         self._ended.append(Ended(running, None, error, stopped))
@@ -220,13 +225,41 @@ class SlotWorker(BaseWorker):
         """Tell RQ what has ended; what cannot be told now is told later."""
         while self._ended:
             ended = self._ended[0]
-            job, queue, execution = ended.running.job, ended.running.queue, ended.running.execution
-            if ended.error is None:
-                self._finalize_success(job, queue, execution, ended.reply)
+            if self._owns(ended.running.execution):
+                self._settle(ended)
             else:
-                self._stopped_job_id = job.id if ended.stopped else None
-                self._finalize_failure(job, queue, execution, (type(ended.error), ended.error, None))
+                self.executions.pop(ended.running.execution.id, None)
+                log.warning("job %s counts as abandoned by now: its outcome is dropped", ended.running.job.id)
             self._ended.popleft()
+
+    def _owns(self, execution: Execution) -> bool:
+        """Whether a job is still this worker's: one that was silent for a lease has been retried or failed."""
+        started = self.queues[0].started_job_registry
+        return self.connection.zscore(started.key, execution.composite_key) is not None
+
+    def _settle(self, ended: Ended) -> None:
+        job, queue, execution = ended.running.job, ended.running.queue, ended.running.execution
+        if ended.stopped:
+            self._settle_stopped(job, queue, execution)
+        elif ended.error is not None:
+            self._finalize_failure(job, queue, execution, (type(ended.error), ended.error, None))
+        else:
+            try:
+                self._finalize_success(job, queue, execution, ended.reply)
+            except Exception:  # of its callback, which is not ours; the broker's own come again
+                self.connection.ping()
+                self._finalize_failure(job, queue, execution, sys.exc_info())
+
+    def _settle_stopped(self, job: Job, queue: Queue, execution: Execution) -> None:
+        """As RQ's own workers do it: the stopped callback is called, and there is no retry."""
+        self._stopped_job_id = job.id
+        job.ended_at = now()
+        try:
+            execute_stopped_callback(job, self.death_penalty_class)
+        except Exception:
+            self.connection.ping()
+            log.exception("the stopped callback of job %s failed", job.id)
+        self.handle_job_failure(job, queue, exc_string="Job stopped by user.", execution=execution)
 
     def _keep_alive(self) -> None:
         if self._clock() - self._alive_at < self._lease_s / 4:
@@ -263,10 +296,14 @@ class SlotWorker(BaseWorker):
         self._jobs.clear()
 
 
-def _payload(job: Job, request_id: str) -> bytes:
+def _payload(job: Job, request_id: str, written: str) -> bytes:
     """The job as a request; raises TokenmillError for what is none."""
-    if job.func_name != GENERATE:
-        raise TokenmillError(f"this worker runs {GENERATE} only, not {job.func_name}: use another queue for that")
+    try:
+        function = job.func_name
+    except DeserializationError:
+        raise TokenmillError(f"the job is not written as {written}: {_OTHER_SERIALIZER}") from None
+    if function != GENERATE:
+        raise TokenmillError(f"this worker runs {GENERATE} only, not {function}: use another queue for that")
     try:
         fields = fields_of(*job.args, **job.kwargs)
     except TypeError as error:

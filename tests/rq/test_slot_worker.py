@@ -98,6 +98,12 @@ def note_success(job, connection, result):
 
 def note_failure(job, connection, kind, error, traceback):
     connection.set(f"callback:{job.id}", str(error))
+
+def note_stop(job, connection):
+    connection.set(f"callback:{job.id}", "stopped")
+
+def fail(*_):
+    raise ValueError("no luck")
 """
 
 
@@ -120,6 +126,61 @@ def test_a_stop_command_stops_one_slot_only(place: Place) -> None:
     send_stop_job_command(place.redis, jobs[0].id, serializer=JSONSerializer)
     assert place.ended(jobs[0]).get_status() == "stopped"
     assert jobs[1].get_status() == "started"
+
+
+@pytest.mark.parametrize("name", ["note_stop", "fail"])
+def test_a_stopped_job_has_its_own_callback_and_no_retry(place: Place, name: str) -> None:
+    (place.folder / "callbacks.py").write_text(CALLBACKS)
+    place.begin(SLOW_TOY)
+    failed, stopped = Callback("callbacks.note_failure"), Callback(f"callbacks.{name}")
+    job = place.add(fields=ENDLESS, on_failure=failed, on_stopped=stopped, retry=Retry(max=3))
+    wait_for(lambda: job.get_status() == "started")
+    send_stop_job_command(place.redis, job.id, serializer=JSONSerializer)
+    assert place.ended(job).get_status() == "stopped"
+    assert place.redis.get(f"callback:{job.id}") == (b"stopped" if name == "note_stop" else None)
+    assert place.ended(place.add()).get_status() == "finished"
+
+
+def test_a_callback_that_fails_fails_its_job_only(place: Place) -> None:
+    (place.folder / "callbacks.py").write_text(CALLBACKS)
+    place.begin()
+    bad, missing = place.add(on_success=Callback("callbacks.fail")), place.add(on_success=Callback("no.such"))
+    assert "no luck" in (place.ended(bad).latest_result().exc_string or "")
+    assert "no.such" in (place.ended(missing).latest_result().exc_string or "")
+    assert place.ended(place.add()).get_status() == "finished"
+
+
+def test_a_pickled_job_is_refused_with_one_line_by_a_worker_of_json(place: Place) -> None:
+    place.begin()
+    job = Queue(place.queue, connection=place.redis).enqueue(GENERATE, "a")
+    wait_for(lambda: job.get_status() == "failed")
+    problem = place.jobs.fetch_job(job.id).latest_result().exc_string  # type: ignore[union-attr]
+    assert "the job is not written as json" in problem
+    assert len(problem.splitlines()) == 1
+    assert place.ended(place.add()).get_status() == "finished"
+
+
+def test_a_worker_of_pickle_runs_jobs_of_plain_producers(place: Place) -> None:
+    place.begin("toy", "--rq-serializer", "pickle")
+    job = place.ended(Queue(place.queue, connection=place.redis).enqueue(GENERATE, "a", max_tokens=3, ignore_eos=True))
+    assert job.return_value()["usage"]["output_tokens"] == 3
+
+
+def test_a_worker_that_was_stopped_for_a_lease_gives_no_second_result(place: Place) -> None:
+    zombie = place.begin(SLOW_TOY)
+    job = place.add(fields={"max_tokens": 100}, retry=Retry(max=1))
+    wait_for(lambda: job.get_status() == "started")
+    zombie.send_signal(signal.SIGSTOP)
+    place.begin("toy")
+    place.ended(job)
+    zombie.send_signal(signal.SIGCONT)
+    wait_for(lambda: "its outcome is dropped" in place.said(zombie))
+    all_succeeded_once([job], 100)
+
+
+def test_a_job_without_a_timeout_runs_on(place: Place) -> None:
+    place.begin()
+    assert place.ended(place.add(timeout=-1)).get_status() == "finished"
 
 
 def test_a_timeout_is_a_slots_own(place: Place) -> None:
