@@ -23,6 +23,7 @@ from tokenmill.shared.protocol import Reply, StrictRequest
 T = TypeVar("T")
 Call = Request[Caller, Any, Any]
 
+SEND_S = 5.0  # how long a broker that is away is waited for before a call is refused
 CLIENT_GONE = 499  # nobody reads the answer
 
 
@@ -42,7 +43,7 @@ class Desk:
         ids: list[str] = []
         try:
             for request in requests:
-                ids.append(await self.client.send(request, when_full="raise", timeout=self.timeout_s))
+                ids.append(await self.client.send(request, when_full="raise", timeout=SEND_S))
         except BaseException:
             self.cancel_later(ids)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -92,7 +93,9 @@ async def _generate(call: Call, desk: Desk, dialect: Dialect[Any], body: Body, k
     if not body.stream:
         return Response(await answer.whole(), headers={"openai-processing-ms": str(round(answer.processing_ms))})
     await answer.begin()
-    return Stream(answer.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    events = answer.events()
+    weakref.finalize(events, answer.leave)  # of a caller who went away before the first event nothing else would tell
+    return Stream(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 class _Answer:
@@ -117,6 +120,7 @@ class _Answer:
         self._created = int(time.time())
         self._pieces: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
+        self._left = False
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -126,7 +130,7 @@ class _Answer:
             self.processing_ms = max(reply.e2e_ms or 0.0 for reply in replies)
             return answer_of(self._dialect, self._body, replies, answer_id=self._ids[0], created=self._created)
         finally:
-            self._leave()
+            self.leave()
 
     async def begin(self) -> None:
         """Wait for the first piece of a stream, so that an error before it has a status of its own."""
@@ -136,7 +140,7 @@ class _Answer:
             if isinstance(self._first, Exception):
                 raise self._first
         except BaseException:
-            self._leave()
+            self.leave()
             raise
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -163,7 +167,7 @@ class _Answer:
                 yield self._chunk([], usage=msgspec.to_builtins(usage))
             yield b"data: [DONE]\n\n"
         finally:
-            self._leave()
+            self.leave()
 
     async def _read(self, index: int) -> None:
         """Put the pieces of one choice into the queue."""
@@ -187,7 +191,11 @@ class _Answer:
         head = {"id": f"{self._dialect.prefix}{self._ids[0]}", "object": self._dialect.chunk_object}
         return _event({**head, "created": self._created, "model": self._body.model, "choices": choices, **more})
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Wait no longer; what is not answered is cancelled. A second time it does nothing."""
+        if self._left:
+            return
+        self._left = True
         for reader in self._readers:
             reader.cancel()
         self._desk.quotas.give_back(self._call.user, len(self._ids))

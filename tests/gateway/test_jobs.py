@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import redis
+
+from tokenmill.shared.embedded import EmbeddedBroker
 
 from ..e2e.workplace import DEADLINE_S, SLOW_TOY, Workplace, wait_for
 from .conftest import KEYS, Gateway
@@ -234,3 +241,26 @@ def test_a_gateway_that_is_told_to_stop_ends_well_after_its_calls(slow: tuple[Wo
         gateway.process.terminate()
         assert answer.result().json()["status"] == "succeeded"
     assert gateway.process.wait(DEADLINE_S) == 0
+
+
+def test_a_broker_that_is_away_is_a_503_and_calls_go_on_when_it_is_back(tmp_path: Path, keys: str) -> None:
+    with ExitStack() as stack:
+        embedded = stack.enter_context(EmbeddedBroker())
+        with redis.Redis.from_url(embedded.url) as client:
+            broker_pid = int(client.info("server")["process_id"])
+        place = Workplace(embedded.url, tmp_path)
+        stack.callback(place.close)
+        place.start("toy")
+        gateway = Gateway(place, "--api-keys", keys)
+        stack.callback(gateway.close)
+        http = stack.enter_context(caller(gateway))
+        body = {"model": "toy", "prompt": "a", "max_tokens": 2}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        stack.callback(os.kill, broker_pid, signal.SIGCONT)
+        os.kill(broker_pid, signal.SIGSTOP)
+        refused = http.post("/jobs", json=item(), timeout=60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broker_away")
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/livez").status_code == 200
+        os.kill(broker_pid, signal.SIGCONT)
+        wait_for(lambda: http.post("/v1/completions", json=body).status_code == 200)
