@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ class System:
         argv: Callable[..., Sequence[str]] = worker_argv,
     ) -> None:
         self._options = ["--queue", QUEUE, "--slots", str(slots), "--threads", str(threads), *backend.options()]
-        self._options += options
+        self._options += ["--parent-pid", str(os.getpid()), *options]
         self._n_workers = workers
         self._argv = argv
 
