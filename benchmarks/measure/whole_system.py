@@ -17,7 +17,7 @@ from benchmarks.workload import MAX_OUTPUT, MEAN_OUTPUT, PROMPT_WORDS, Work, tot
 from tokenmill.worker.models.registry import smollm2_path
 
 SAME_FILE, OTHER_KINDS = "Q4_1", ("Q4_0", "Q8_0")
-NUMPY_SLOTS = (32, 64)
+OUR_SLOTS = {"fast": (64, 96), "numpy": (32, 64)}
 Rates = dict[str, list[float]]
 
 
@@ -34,7 +34,9 @@ def measure(bench: Bench) -> Result:
     _tabulate(result, rates, settings)
     if trials:
         rows = [[setting, significant(rate)] for setting, rate in trials.items()]
-        about = f"Slot counts, each tried once on {_trial_size(bench)} requests; the best go into the rounds:"
+        about = (
+            f"Slot counts, each tried once on {_trial_size(bench)} requests (fast: 128); the best go into the rounds:"
+        )
         result.tables.append(Table(about, ["", "tok/s"], rows))
     _judge(result, rates)
     result.notes += _versions(bench)
@@ -57,10 +59,10 @@ def _own(bench: Bench, requests: int, trials: dict[str, float]) -> list[Contende
     contenders = []
     for backend in bench.backends:
         slots = bench.slots
-        if backend.name == "numpy" and not bench.quick:
-            few = workload(_trial_size(bench))
-            tried = {n: ours(bench, backend, 0, n).rate(few) for n in NUMPY_SLOTS}
-            trials.update({f"tokenmill numpy, {n} slots": rate for n, rate in tried.items()})
+        if backend.name in OUR_SLOTS and not bench.quick:
+            few = workload(128 if backend.name == "fast" else _trial_size(bench))  # enough to fill the slots
+            tried = {n: ours(bench, backend, 0, n).rate(few) for n in OUR_SLOTS[backend.name]}
+            trials.update({f"tokenmill {backend.name}, {n} slots": rate for n, rate in tried.items()})
             slots = max(tried, key=lambda n: tried[n])
         contenders.append(ours(bench, backend, requests if backend == bench.best else bench.size(128, 6), slots))
     return contenders
