@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -73,3 +75,17 @@ def test_a_worker_is_not_ready_while_its_broker_is_away(tmp_path: Path) -> None:
     wait_for(lambda: "the broker has not answered" in fetch(address, "/readyz")[1])
     assert fetch(address, "/livez")[0] == 200
     workplace.close()
+
+
+def test_the_exporter_tells_of_the_queue_and_where_its_workers_are(workplace: Workplace) -> None:
+    workplace.start("toy", "--metrics-port", "0")
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tokenmill.shared.cli", "-q", "exporter", "--redis", workplace.url]
+    command += ["--queue", workplace.queue, "--metrics-port", address.partition(":")[2]]
+    exporter = subprocess.Popen(command)
+    workplace.processes.append(exporter)  # type: ignore[arg-type]
+    wait_for(lambda: fetch(address, "/readyz")[0] == 200)
+    assert f'tokenmill_workers{{queue="{workplace.queue}",state="running"}} 1.0' in fetch(address, "/metrics")[1]
+    assert workplace.broker.info().workers[0].status["metrics"] in fetch(address, "/targets")[1]
+    exporter.send_signal(signal.SIGTERM)
+    assert exporter.wait(DEADLINE_S) == 0
