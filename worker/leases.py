@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TextIO
 
-from tokenmill.shared.broker import Broker, Lost
+from tokenmill.shared.broker import Lost
 from tokenmill.shared.errors import BrokerUnreachableError
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,16 @@ class Pulse:
         return 0.0 if started is None else self._clock() - started
 
 
+class Lessor(Protocol):
+    """Whoever grants the leases: our broker, or RQ's registries."""
+
+    def renew(self, worker: str, held: Sequence[tuple[str, int]], *, lease_ms: int, status: bytes) -> list[Lost]:
+        """Extend the leases of ``held``, be the worker's heartbeat, and return what it lost."""
+
+    def reclaim(self, *, limit: int, lease_ms: int, reply_ttl_ms: int) -> int:
+        """Take back what others let expire."""
+
+
 class Leases:
     """Renews what the worker owns, hears what it lost, and reclaims what others let expire.
 
@@ -51,7 +61,7 @@ class Leases:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Lessor,
         worker: str,
         *,
         owned: Callable[[], Mapping[str, int]],

@@ -8,9 +8,8 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,16 +21,17 @@ from rq.exceptions import DequeueTimeout, DeserializationError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.serializers import resolve_serializer
+from rq.suspension import is_suspended
 from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import BaseWorker
 
-from tokenmill.shared.broker import Claim, Finish
-from tokenmill.shared.errors import TokenmillError
-from tokenmill.shared.jobs import GENERATE, fields_of
+from tokenmill.shared.broker import Claim, Finish, Lost
+from tokenmill.shared.connection import address_of, plain_errors
 from tokenmill.shared.settings import Settings
 from tokenmill.worker.engine import ModelSickError
-from tokenmill.worker.leases import Pulse
+from tokenmill.worker.leases import Leases, Pulse
+from tokenmill.worker.rq_job import Ended, GenerationError, Running, payload_of
 from tokenmill.worker.runner import Runner
 from tokenmill.worker.signals import StopSignal
 
@@ -39,42 +39,29 @@ log = logging.getLogger(__name__)
 
 LEAST_LEASE_S = 2  # RQ counts in whole seconds
 IDLE_S = 1  # longest wait for a job
-_RETRY_S = 0.5  # while the broker is away
+WORKER_TTL_S = 15  # RQ takes 5 s less for the longest silence of a connection, and a minute more for a worker's
+LOCK_S = 60  # how long a worker that was killed keeps the others from maintenance
+_RETRY_S = 0.5  # while the broker is away, or RQ is suspended
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
-_OTHER_SERIALIZER = "enqueue with Queue(…, serializer=…) of the worker's --rq-serializer"
 
 
-class GenerationError(Exception):
-    """A job that could not be generated: what its traceback shows."""
+class SlotQueue(Queue):
+    """A queue whose maintenance goes on soon after a worker was killed at it, not a quarter of an hour later."""
 
-
-@dataclass(slots=True)
-class Running:
-    """One job in one slot."""
-
-    job: Job
-    queue: Queue
-    execution: Execution
-    overdue_at: float
-
-
-@dataclass(slots=True)
-class Ended:
-    """A job of which RQ has to be told: its reply, or why it failed."""
-
-    running: Running
-    reply: dict[str, Any] | None
-    error: BaseException | None = None
-    stopped: bool = False
+    def acquire_maintenance_lock(self) -> bool:
+        """Whether this worker may maintain the queue now."""
+        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=LOCK_S))
 
 
 class SlotWorker(BaseWorker):
     """Takes ``tokenmill.shared.jobs.generate`` from one RQ queue, as many at a time as there are slots.
 
-    One thread does everything in turn: a step of the batcher, then RQ's bookkeeping. What RQ promises of a job holds
-    for each slot: results, retries, callbacks, timeouts, stop commands. A job without a sign of life for a lease counts
-    as abandoned; RQ's own grace is more than a minute.
+    One thread does in turn a step of the batcher and RQ's bookkeeping; that of the leases gives the signs of life. What
+    RQ promises of a job holds for each slot: results, retries, callbacks, timeouts, stop commands. A job without a sign
+    of life for a lease counts as abandoned; RQ's own grace is more than a minute.
     """
+
+    queue_class = SlotQueue
 
     def __init__(
         self,
@@ -88,10 +75,17 @@ class SlotWorker(BaseWorker):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         serializer = resolve_serializer(settings.rq_serializer)
-        queue = Queue(settings.queue, connection=client, serializer=serializer)
+        queue = SlotQueue(settings.queue, connection=client, serializer=serializer)
         self._lease_s = max(LEAST_LEASE_S, math.ceil(settings.lease_ms / 1000))
         interval = max(1, self._lease_s // 2)
-        super().__init__([queue], name=name, connection=client, serializer=serializer, maintenance_interval=interval)
+        super().__init__(
+            [queue],
+            name=name,
+            connection=client,
+            serializer=serializer,
+            maintenance_interval=interval,
+            worker_ttl=WORKER_TTL_S,
+        )
         self._runner = runner
         self._settings = settings
         self._stop = stop
@@ -100,16 +94,29 @@ class SlotWorker(BaseWorker):
         self._jobs: dict[str, Running] = {}  # by the request's id
         self._ended: deque[Ended] = deque()
         self._to_stop: deque[str] = deque()  # executions; filled by the thread that hears commands
-        self._alive_at = self._answered_at = clock()
+        self._suspended = False
+        self._away_since: float | None = None
+        self._retry_at = 0.0
+        self._leases = Leases(
+            self,
+            name,
+            owned=lambda: dict.fromkeys(list(self._jobs), 1),
+            status=lambda: b"",
+            pulse=pulse,
+            lease_ms=self._lease_s * 1000,
+            reply_ttl_ms=settings.reply_ttl_ms,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the broker answered."""
-        return self._clock() - self._answered_at
+        """Seconds since the broker answered a sign of life."""
+        return self._leases.silence_s
 
     def run(self) -> int:
         """Work until told to stop; returns the exit code."""
         self.bootstrap("WARNING")
+        self._leases.start()
         log.info("worker %s is ready: RQ queue %s, %d slots", self.name, self.queues[0].name, self._runner.slots)
         try:
             while not self._stop.requested:
@@ -119,6 +126,7 @@ class SlotWorker(BaseWorker):
             log.error("the model fails on every job (%s): giving %d of them back", error, len(self._jobs))
             return EXIT_MODEL_SICK
         finally:
+            self._leases.stop()
             self._give_back()
             self.teardown()
         return EXIT_DONE
@@ -137,24 +145,51 @@ class SlotWorker(BaseWorker):
         else:
             super().handle_payload(message)
 
+    def renew(self, worker: str, held: Sequence[tuple[str, int]], *, lease_ms: int, status: bytes) -> list[Lost]:
+        """Give a sign of life of the worker and of its jobs; called by the thread of the leases."""
+        with plain_errors(address_of(self.connection), self.queues[0].name):
+            self._suspended = bool(is_suspended(self.connection, self))
+            for running in [*list(self._jobs.values()), *(ended.running for ended in list(self._ended))]:
+                self.maintain_heartbeats(running.job, running.execution)
+        return []  # a job that was lost is noticed when it ends
+
+    def reclaim(self, *, limit: int, lease_ms: int, reply_ttl_ms: int) -> int:
+        """Nothing: RQ's maintenance calls callbacks, whose timeouts want the main thread (``_talk``)."""
+        return 0
+
     def _turn(self) -> None:
-        try:
-            self._claim()
-            self._tell()
-            self._keep_alive()
-            self._answered_at = self._clock()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            log.warning("no broker: %s; jobs in slots go on", error)
-            if not len(self._runner):
-                time.sleep(_RETRY_S)
+        if self._clock() >= self._retry_at:
+            self._talk()
+        elif not len(self._runner):
+            time.sleep(_RETRY_S)
         self._end_some()
         with self._pulse:
             output = self._runner.step()
         for finish in output.replies:
             self._finish(finish)
 
+    def _talk(self) -> None:
+        """Do RQ's bookkeeping; while the broker is away, try again from time to time."""
+        try:
+            self._claim()
+            self._tell()
+            if self.should_run_maintenance_tasks:
+                self.run_maintenance_tasks()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            self._retry_at = self._clock() + _RETRY_S
+            if self._away_since is None:
+                self._away_since = self._clock()
+                log.warning("no broker: %s; jobs in slots go on", error)
+            return
+        if self._away_since is not None:
+            log.warning("the broker is back after %.1f s", self._clock() - self._away_since)
+            self._away_since = None
+
     def _claim(self) -> None:
         """Fill the free slots; an idle worker waits a little for a job."""
+        if self._suspended:
+            self._retry_at = self._clock() + (0.0 if self._jobs or self._ended else _RETRY_S)
+            return
         while not self._runner.draining and len(self._jobs) + len(self._ended) < self._runner.slots:
             idle = not self._jobs and not self._ended
             try:
@@ -181,7 +216,7 @@ class SlotWorker(BaseWorker):
         running = Running(job, queue, execution, self._overdue_at(job))
         request_id = uuid.uuid4().hex
         try:
-            payload = _payload(job, request_id, self._settings.rq_serializer)
+            payload = payload_of(job, request_id, self._settings.rq_serializer)
         except Exception as error:
             self._ended.append(Ended(running, None, error))
             return
@@ -261,16 +296,6 @@ class SlotWorker(BaseWorker):
             log.exception("the stopped callback of job %s failed", job.id)
         self.handle_job_failure(job, queue, exc_string="Job stopped by user.", execution=execution)
 
-    def _keep_alive(self) -> None:
-        if self._clock() - self._alive_at < self._lease_s / 4:
-            return
-        self._alive_at = self._clock()
-        self.heartbeat()
-        for running in [*self._jobs.values(), *(ended.running for ended in self._ended)]:
-            self.maintain_heartbeats(running.job, running.execution)
-        if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()
-
     def _drain(self) -> None:
         """Take no more jobs, and finish what ends within the grace period."""
         self._runner.draining = True
@@ -294,18 +319,3 @@ class SlotWorker(BaseWorker):
         else:
             log.info("stopped; %d jobs given back", len(self._jobs))
         self._jobs.clear()
-
-
-def _payload(job: Job, request_id: str, written: str) -> bytes:
-    """The job as a request; raises TokenmillError for what is none."""
-    try:
-        function = job.func_name
-    except DeserializationError:
-        raise TokenmillError(f"the job is not written as {written}: {_OTHER_SERIALIZER}") from None
-    if function != GENERATE:
-        raise TokenmillError(f"this worker runs {GENERATE} only, not {function}: use another queue for that")
-    try:
-        fields = fields_of(*job.args, **job.kwargs)
-    except TypeError as error:
-        raise TokenmillError(f"the job's arguments make no request: {error}") from None
-    return msgspec.json.encode({**fields, "id": request_id, "stream": False})

@@ -13,9 +13,12 @@ from rq import Callback, Queue, Retry, SimpleWorker, Worker
 from rq.command import send_stop_job_command
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.suspension import resume, suspend
 
 from tokenmill.shared.embedded import EmbeddedBroker
+from tokenmill.shared.errors import TokenmillError
 from tokenmill.shared.jobs import GENERATE
+from tokenmill.worker.rq_job import payload_of
 
 from ..e2e.workplace import DEADLINE_S, SLOW_TOY, Workplace, wait_for
 
@@ -102,9 +105,27 @@ def note_failure(job, connection, kind, error, traceback):
 def note_stop(job, connection):
     connection.set(f"callback:{job.id}", "stopped")
 
+def wait(*_):
+    import time
+    time.sleep(3.5)
+
 def fail(*_):
     raise ValueError("no luck")
 """
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"max_token": 5}, "unknown field `max_token`"),
+        ({"timeout_ms": 5}, "RQ jobs have no `timeout_ms`"),
+        ({"messages": []}, "give either `prompt` or `messages`"),
+    ],
+)
+def test_arguments_are_checked_as_strictly_as_by_other_producers(fields: dict[str, Any], problem: str) -> None:
+    job = Job.create(GENERATE, args=["a"], kwargs=fields, connection=redis.Redis(), serializer=JSONSerializer)
+    with pytest.raises(TokenmillError, match=problem):
+        payload_of(job, "id", "json")
 
 
 def test_callbacks_and_dependents_run(place: Place) -> None:
@@ -176,6 +197,28 @@ def test_a_worker_that_was_stopped_for_a_lease_gives_no_second_result(place: Pla
     zombie.send_signal(signal.SIGCONT)
     wait_for(lambda: "its outcome is dropped" in place.said(zombie))
     all_succeeded_once([job], 100)
+
+
+def test_a_callback_longer_than_a_lease_costs_the_other_slots_nothing(place: Place) -> None:
+    (place.folder / "callbacks.py").write_text(CALLBACKS)
+    place.begin(SLOW_TOY, "--slots", "2")
+    place.begin(SLOW_TOY, "--slots", "2")  # would find what counts as abandoned
+    other, slow = place.add(fields={"max_tokens": 150}), place.add(on_success=Callback("callbacks.wait"))
+    assert [place.ended(job).get_status() for job in (slow, other)] == ["finished", "finished"]
+
+
+def test_a_suspended_worker_begins_nothing(place: Place) -> None:
+    suspend(place.redis)
+    try:
+        process = place.begin()
+        job = place.add()
+        [worker] = place.workers(process.pid)
+        seen = worker.last_heartbeat
+        wait_for(lambda: place.workers(process.pid)[0].last_heartbeat > seen)  # type: ignore[operator]
+        assert job.get_status() == "queued"
+    finally:
+        resume(place.redis)
+    assert place.ended(job).get_status() == "finished"
 
 
 def test_a_job_without_a_timeout_runs_on(place: Place) -> None:
