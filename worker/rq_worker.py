@@ -20,6 +20,7 @@ from rq.command import parse_payload
 from rq.exceptions import DequeueTimeout, DeserializationError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
+from rq.scheduler import RQScheduler
 from rq.serializers import resolve_serializer
 from rq.suspension import is_suspended
 from rq.timeouts import JobTimeoutException
@@ -94,6 +95,7 @@ class SlotWorker(BaseWorker):
         self._jobs: dict[str, Running] = {}  # by the request's id
         self._ended: deque[Ended] = deque()
         self._to_stop: deque[str] = deque()  # executions; filled by the thread that hears commands
+        self._scheduler = RQScheduler([queue], client, logging_level="WARNING", serializer=serializer, name=name)
         self._suspended = False
         self._away_since: float | None = None
         self._retry_at = 0.0
@@ -128,6 +130,7 @@ class SlotWorker(BaseWorker):
         finally:
             self._leases.stop()
             self._give_back()
+            self._scheduler.release_locks()
             self.teardown()
         return EXIT_DONE
 
@@ -146,11 +149,13 @@ class SlotWorker(BaseWorker):
             super().handle_payload(message)
 
     def renew(self, worker: str, held: Sequence[tuple[str, int]], *, lease_ms: int, status: bytes) -> list[Lost]:
-        """Give a sign of life of the worker and of its jobs; called by the thread of the leases."""
+        """Give a sign of life of the worker and its jobs, and enqueue what is due; called by the leases' thread."""
         with plain_errors(address_of(self.connection), self.queues[0].name):
             self._suspended = bool(is_suspended(self.connection, self))
             for running in [*list(self._jobs.values()), *(ended.running for ended in list(self._ended))]:
                 self.maintain_heartbeats(running.job, running.execution)
+            self._scheduler.acquire_locks()  # one worker of the queue has them
+            self._scheduler.enqueue_scheduled_jobs()
         return []  # a job that was lost is noticed when it ends
 
     def reclaim(self, *, limit: int, lease_ms: int, reply_ttl_ms: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ def test_a_suspended_worker_begins_nothing(place: Place) -> None:
     finally:
         resume(place.redis)
     assert place.ended(job).get_status() == "finished"
+
+
+def test_delayed_jobs_and_retries_are_enqueued_when_they_are_due(place: Place) -> None:
+    (place.folder / "callbacks.py").write_text(CALLBACKS)
+    place.begin()
+    later = place.jobs.enqueue_in(timedelta(seconds=1), GENERATE, "a", max_tokens=3)
+    failing = place.add(on_success=Callback("callbacks.fail"), retry=Retry(max=1, interval=1))
+    assert place.ended(later).get_status() == "finished"
+    assert (place.ended(failing).get_status(), failing.retries_left) == ("failed", 0)
 
 
 def test_a_job_without_a_timeout_runs_on(place: Place) -> None:
