@@ -1,4 +1,4 @@
-"""RQ's SimpleWorker on our own model, one job after another: ``… simple_rq_worker URL QUEUE BACKEND THREADS``."""
+"""RQ's SimpleWorker on our own model, one job after another: ``… simple_rq_worker URL QUEUE MODEL BACKEND THREADS``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ JOB = "benchmarks.simple_rq_worker.generate"
 @cache
 def model() -> LoadedModel:
     """The model, loaded before the first job."""
-    _, _, _, backend, threads = sys.argv
-    return loaded(Backend(backend, "smollm2"), int(threads), 1)
+    _, _, _, model, backend, threads = sys.argv
+    return loaded(Backend(backend, model), int(threads), 1)
 
 
 def generate(prompt: str, *, max_tokens: int) -> int:

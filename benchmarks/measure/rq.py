@@ -15,7 +15,7 @@ from rq.serializers import JSONSerializer
 
 from benchmarks.result import Result, Table
 from benchmarks.samples import ratio, spread
-from benchmarks.settings import TOY, Bench
+from benchmarks.settings import Bench
 from benchmarks.simple_rq_worker import JOB
 from benchmarks.workload import Work, workload
 from tokenmill.shared.embedded import EmbeddedBroker
@@ -34,9 +34,6 @@ ABOUT = (
 
 def measure(bench: Bench) -> Result:
     result = Result("rq", "RQ jobs in slots", ABOUT)
-    if bench.best.name == TOY:
-        result.notes.append("the toy model has nothing to compare")
-        return result
     many, few = workload(bench.size(96, 8)), workload(bench.size(24, 3))
     rates: dict[str, list[float]] = defaultdict(list)
     for _ in range(bench.rounds):
@@ -67,7 +64,7 @@ def _ours(bench: Bench) -> list[str]:
 
 
 def _simple(bench: Bench) -> list[str]:
-    return ["-m", "benchmarks.simple_rq_worker", "URL", "QUEUE", bench.best.name, str(bench.threads)]
+    return ["-m", "benchmarks.simple_rq_worker", "URL", "QUEUE", bench.best.model, bench.best.name, str(bench.threads)]
 
 
 def _rate(command: Sequence[str], job: str, work: Sequence[Work]) -> float:

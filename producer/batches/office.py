@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,8 @@ class Office:
     ) -> Batch:
         """Begin a batch over an input file; UsageError if there is no such file."""
         self.files.path(caller, input_file_id)
-        now = int(time.time())
+        records = self.records
+        now = records.now()
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",
             caller=caller,
@@ -84,7 +84,7 @@ class Office:
             expires_at=now + window_seconds(window),
             metadata=metadata,
         )
-        self.records.begin(batch)
+        records.begin(batch)
         self.enqueue("validate", f"{batch.id}-validate", batch.id)
         return batch
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -78,15 +76,21 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class Records:
-    """The batches of one queue. Every write may be repeated: a moment is the first at which its state was reached."""
+    """The batches of one queue. Every write may be repeated: a moment is the first at which its state was reached.
 
-    def __init__(
-        self, client: redis.Redis, keys: Keys, address: str, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    Times are the broker's, so that no clock of any machine can end a batch.
+    """
+
+    def __init__(self, client: redis.Redis, keys: Keys, address: str) -> None:
         self._redis = client
         self._keys = keys
         self._address = address
-        self._clock = clock
+
+    def now(self) -> int:
+        """Seconds since 1970, by the broker's clock."""
+        with self._errors():
+            seconds, _ = self._redis.time()
+        return int(seconds)
 
     def begin(self, batch: Batch) -> None:
         """Keep a new batch."""
@@ -97,7 +101,7 @@ class Records:
             together.expire(key, KEPT_S)
             together.zadd(of_caller, {batch.id: batch.created_at})
             together.expire(of_caller, KEPT_S)
-            together.zremrangebyscore(of_caller, "-inf", self._clock() - KEPT_S)
+            together.zremrangebyscore(of_caller, "-inf", batch.created_at - KEPT_S)
             together.execute()
 
     def find(self, batch_id: str) -> Batch | None:
@@ -128,12 +132,12 @@ class Records:
 
     def reach(self, batch_id: str, moment: Moment, **more: bytes | str) -> None:
         """Note when a state was reached first, and what came with it."""
-        key = self._keys.batch(batch_id)
+        key, now = self._keys.batch(batch_id), self.now()
         with self._errors():
             together = self._redis.pipeline()
             if more:
                 together.hset(key, items=[part for pair in more.items() for part in pair])
-            together.hsetnx(key, moment, str(int(self._clock())))
+            together.hsetnx(key, moment, str(now))
             together.execute()
 
     def note(self, batch_id: str, chunk: int, completed: int, failed: int) -> None:
@@ -147,7 +151,7 @@ class Records:
             cancelling = self._redis.hexists(self._keys.batch(batch.id), "cancelling_at")
         if cancelling:
             return "batch_cancelled"
-        return "batch_expired" if self._clock() >= batch.expires_at else None
+        return "batch_expired" if self.now() >= batch.expires_at else None
 
     def _errors(self) -> Any:
         return plain_errors(self._address, self._keys.queue)
