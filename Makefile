@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz fuzz-http bench peers bench-engine bench-broker docs dashboards clean
+.PHONY: help demo test test-long test-llamacpp lint check chaos chaos-full fuzz fuzz-http bench peers bench-engine bench-broker docs dashboards lock compose-test clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -80,6 +80,14 @@ docs: $(VENV)/.installed-dev  ## Make the tables of docs/protocol.md and its JSO
 
 dashboards: $(VENV)/.installed-dev  ## Write grafana/dashboards from the Python beside it
 	@$(BIN)/python -m grafana.build
+
+lock: $(VENV)/.installed-dev  ## Write requirements.lock, which the container image is made of
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip compile --quiet pyproject.toml --extra models --extra fast --extra http --generate-hashes \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" -o requirements.lock
+
+compose-test:  ## Bring the whole system up with Docker Compose and use it; needs a container engine
+	@tests/compose/run
 
 clean:  ## Remove what was installed and made
 	rm -rf $(VENV) out
