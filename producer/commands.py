@@ -134,3 +134,20 @@ def cancel(ids: tuple[str, ...], redis: str | None, queue: str) -> None:
     for request_id in ids:
         fate = broker.cancel(request_id)
         click.echo(f"{request_id}: {fates.get(fate, f'finished before ({fate})')}")
+
+
+@click.command(short_help="Serve a queue's metrics.")
+@option("redis")
+@option("queue")
+@option("metrics_host")
+@extra_option(
+    "metrics_port", type=click.IntRange(0, 65535), default=9100, help="Port to listen on; 0 takes a free one."
+)
+def exporter(redis: str | None, queue: str, metrics_host: str, metrics_port: int) -> None:
+    """Serve a queue's metrics on /metrics, and its workers' addresses on /targets, for Prometheus to find them.
+
+    One is enough for a queue: it looks at the broker when it is asked, and keeps nothing.
+    """
+    from tokenmill.producer.exporter import serve_metrics
+
+    serve_metrics(redis, queue, host=metrics_host, port=metrics_port)

@@ -6,33 +6,19 @@ import logging
 import signal
 import threading
 
-import click
 from prometheus_client import CollectorRegistry
 
 from tokenmill.producer.workplace import open_broker
 from tokenmill.shared.broker import Broker
 from tokenmill.shared.errors import TokenmillError
 from tokenmill.shared.exporter import Exporter
-from tokenmill.shared.options import extra_option, option
 from tokenmill.shared.queue_metrics import QueueMetrics, targets
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PORT = 9100
 
-
-@click.command(short_help="Serve a queue's metrics.")
-@option("redis")
-@option("queue")
-@option("metrics_host")
-@extra_option(
-    "metrics_port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port to listen on; 0 takes a free one."
-)
-def exporter(redis: str | None, queue: str, metrics_host: str, metrics_port: int) -> None:
-    """Serve a queue's metrics on /metrics, and its workers' addresses on /targets, for Prometheus to find them.
-
-    One is enough for a queue: it looks at the broker when it is asked, and keeps nothing.
-    """
+def serve_metrics(redis: str | None, queue: str, *, host: str, port: int) -> None:
+    """Serve ``/metrics`` of a queue, and its workers' addresses on ``/targets``, until SIGTERM or Ctrl-C."""
     broker = open_broker(redis, queue)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -40,8 +26,8 @@ def exporter(redis: str | None, queue: str, metrics_host: str, metrics_port: int
     registry = CollectorRegistry()
     registry.register(QueueMetrics(broker))
     pages = {"/targets": lambda: targets(broker.info())}
-    with Exporter(registry, host=metrics_host, port=metrics_port, ready=lambda: _away(broker), pages=pages) as served:
-        log.info("metrics of queue %s on http://%s:%d/metrics", queue, metrics_host, served.port)
+    with Exporter(registry, host=host, port=port, ready=lambda: _away(broker), pages=pages) as served:
+        log.info("metrics of queue %s on http://%s:%d/metrics", queue, host, served.port)
         stop.wait()
 
 

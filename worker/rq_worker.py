@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 LEAST_LEASE_S = 2  # RQ counts in whole seconds
 IDLE_S = 1  # longest wait for a job
 WORKER_TTL_S = 15  # RQ takes 5 s less for the longest silence of a connection, and a minute more for a worker's
-LOCK_S = 60  # how long a worker that was killed keeps the others from maintenance
+LOCK_S = 5  # how long a worker that was killed keeps the others from maintenance, which takes milliseconds
 _RETRY_S = 0.5  # while the broker is away, or RQ is suspended
 EXIT_DONE, EXIT_MODEL_SICK = 0, 4
 

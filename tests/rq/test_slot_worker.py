@@ -279,7 +279,7 @@ def all_succeeded_once(jobs: list[Job], n_tokens: int) -> None:
 
 def test_jobs_of_a_killed_worker_are_done_by_another(place: Place) -> None:
     victim = place.begin(SLOW_TOY, "--slots", "8")
-    jobs = [place.add(fields={"max_tokens": 100}, retry=Retry(max=1)) for _ in range(8)]
+    jobs = [place.add(fields={"max_tokens": 100}, retry=Retry(max=7)) for _ in range(8)]
     wait_for(lambda: all(job.get_status() == "started" for job in jobs))
     victim.kill()
     place.begin("toy", "--slots", "8")
