@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -42,20 +43,21 @@ class Outage:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s
 
-    def over(self) -> None:
-        """A call has worked."""
+    def over(self, began: float = math.inf) -> None:
+        """A call has worked. One that began before the broker went away may only have had its answer already."""
         self._reached = True
-        if self._since is not None:
+        if self._since is not None and began >= self._since:
             _logger.warning("the broker is back after %.1f s", self._clock() - self._since)
             self._since = self.error = None
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """What the call returns, tried again for as long as the broker is away."""
         while True:
+            began = self._clock()
             try:
                 answer = await call()
             except BrokerUnreachableError as error:
                 await asyncio.sleep(self.pause_s(error))
             else:
-                self.over()
+                self.over(began)
                 return answer

@@ -67,7 +67,7 @@ class Prometheus:
         return [float(series["value"][1]) for series in self.ask("query", query=expression)["result"]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Prometheus beside a queue on which everything happens that a panel shows."""
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
