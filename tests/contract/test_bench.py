@@ -18,7 +18,10 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("whole-system", "first-token", "padding", "gateway")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in NAMES])
 def test_it_prints_its_tables_and_judges_its_targets(name: str, tmp_path: Path) -> None:
     done = bench(name, "--peers", tmp_path)
     assert done.returncode in (0, 1), done.stderr

@@ -243,6 +243,7 @@ def test_a_gateway_that_is_told_to_stop_ends_well_after_its_calls(slow: tuple[Wo
     assert gateway.process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_is_a_503_and_calls_go_on_when_it_is_back(tmp_path: Path, keys: str) -> None:
     with ExitStack() as stack:
         embedded = stack.enter_context(EmbeddedBroker())
