@@ -64,8 +64,8 @@ def write_llamacpp(path: Path, changes: dict[str, Any] | None = None) -> Path:
 
 
 BACKENDS = [
-    # float32 sums in another order differed by 1.1e-4 once in thousands of draws; the promise is that a token can differ
-    # only where the two best logits are within 1e-3 of each other, half of that for each
+    # Sums of float32 in another order differed by 1.1e-4 once in thousands of draws. The promise is that a token can
+    # differ only where the two best logits are within 1e-3 of each other: half of that for each.
     Backend("numpy", numpy_model, 5e-4),
     Backend("fast", partial(fast_model, threads=1), 0),
     Backend("fast-2-threads", partial(fast_model, threads=2), 0),
